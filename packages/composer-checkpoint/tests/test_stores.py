@@ -13,8 +13,9 @@ from store_servers import FolderStore, forward, serve_gcs, serve_oci, serve_sftp
 
 from composer.checkpoint import storage as storages
 from composer.checkpoint.storage import bucket_of, storage_in, storage_of
+from composer.loggers import RemoteUploaderDownloader
 from composer.loggers.spi import call_in_time
-from composer.utils import file_helpers
+from composer.utils import RemoteUploader, file_helpers
 from composer.utils.object_store import (
     FsspecObjectStore,
     GCSObjectStore,
@@ -397,6 +398,42 @@ def test_a_lost_connection_is_made_again(sftp: Any, tmp_path: Path) -> None:
 def test_a_wrong_host_is_refused(host: str, arguments: dict[str, Any], match: str) -> None:
     with pytest.raises(ValueError, match=match):
         SFTPObjectStore(host, **arguments)
+
+
+@pytest.mark.parametrize("kind", [S3ObjectStore, GCSObjectStore, OCIObjectStore])
+def test_a_wrong_bucket_is_refused_at_once(kind: Callable[..., Any]) -> None:
+    for bucket in ("", "/", "bucket/folder", "s3://bucket"):
+        with pytest.raises(ValueError, match="`bucket` must be the name of a bucket, got "):
+            kind(bucket)
+    with pytest.raises(TypeError, match="`bucket` must be a string, the name of a bucket, got None"):
+        kind(None)
+
+
+def test_a_store_without_its_container_or_host_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="`container` must be the name of a container, got ''"):
+        LibcloudObjectStore("local", "", provider_kwargs={"key": str(tmp_path)})
+    with pytest.raises(ValueError, match="`host` must be a host"):
+        SFTPObjectStore("")
+
+
+@pytest.mark.parametrize(
+    "uri", ["s3://", "s3:///x", "s3:/bucket/x", "gs://", "oci:///x", "azure://", "sftp:///x", "S3://"]
+)
+def test_a_uri_without_a_bucket_is_refused_at_once(uri: str, tmp_path: Path) -> None:
+    calls: list[Callable[[str], Any]] = [
+        storage_of,
+        bucket_of,
+        FsspecObjectStore,
+        file_helpers.maybe_create_object_store_from_uri,
+        file_helpers.list_remote_objects,
+        RemoteUploaderDownloader,
+        RemoteUploader,
+        lambda uri: file_helpers.maybe_create_remote_uploader_downloader_from_uri(uri, []),
+        lambda uri: file_helpers.get_file(f"{uri}/a".replace("///a", "//"), tmp_path / "a", progress_bar=False),
+    ]
+    for call in calls:
+        with pytest.raises(ValueError, match=f"`uri` must name a bucket, container or host, as in '{uri[:2].lower()}"):
+            call(uri)
 
 
 def test_errors_of_libcloud(tmp_path: Path, make_store: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:

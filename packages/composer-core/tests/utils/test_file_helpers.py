@@ -134,6 +134,13 @@ def test_what_has_no_colon_is_a_local_path(path: str) -> None:
     assert ("", "", path) == parse_uri(path)
 
 
+@pytest.mark.parametrize("uri", [None, 3, b"s3://bucket", Path("data")])
+def test_only_a_string_is_a_uri(uri: Any) -> None:
+    for function in (parse_uri, is_uri):
+        with pytest.raises(TypeError, match="`uri` must be a string, a URI or a local path, got "):
+            function(uri)
+
+
 @pytest.mark.parametrize(
     ("name", "expected"),
     [

@@ -19,7 +19,7 @@ from typing import Any
 
 from composer.checkpoint.names import MLFLOW_EXPERIMENT_ID_FORMAT_KEY, MLFLOW_RUN_ID_FORMAT_KEY
 from composer.checkpoint.remote_paths import AZURE_ARGUMENTS
-from composer.checkpoint.storage import Progress, Storage, storage_in
+from composer.checkpoint.storage import Progress, Storage, check_bucket, storage_in
 from composer.checkpoint.store_base import ObjectStore
 from composer.checkpoint.upload import Send
 from composer.loggers.spi import call_at_exit
@@ -61,7 +61,11 @@ class Backend:
         Args:
             uri: The URI of the bucket, or of a folder in it.
             arguments: Arguments of the class, beside those that the URI gives; these come first.
+
+        Raises:
+            ValueError: The URI names no bucket.
         """
+        check_bucket(uri)
         scheme, bucket, path = parse_uri(uri)
         authority = uri.partition("://")[2].partition("/")[0]
         of_uri: dict[str, Any] = {}

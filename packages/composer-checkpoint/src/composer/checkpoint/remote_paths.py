@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from composer.checkpoint.names import MLFLOW_DBFS_PATH_PREFIX
-from composer.checkpoint.storage import SFTP_SCHEMES, is_marked_transient, retrying
+from composer.checkpoint.storage import SFTP_SCHEMES, check_bucket, is_marked_transient, retrying
 from composer.checkpoint.store_base import ObjectStore
 from composer.utils import file_helpers, parse_uri
 from composer.utils.object_store.storage_object_store import FsspecObjectStore
@@ -78,7 +78,9 @@ def maybe_create_object_store_from_uri(uri: str) -> ObjectStore | None:
     Raises:
         NotImplementedError: There is no object store for this scheme.
         ImportError: The client for it is not installed.
+        ValueError: The URI names no bucket.
     """
+    check_bucket(uri)
     scheme, bucket, path = parse_uri(uri)
     if scheme == "":
         return None

@@ -32,6 +32,7 @@ __all__ = [
     "UnreachableError",
     "UnsupportedStoreError",
     "bucket_of",
+    "check_bucket",
     "check_installed",
     "direct_storage",
     "is_marked_transient",
@@ -52,6 +53,7 @@ _PACKAGES = {
 _PUTS_WHOLE = frozenset("abfs abfss az gcs gs memory oci ocilake oss s3 s3a".split())
 # Schemes that are read with fsspec's filesystem although there is an object store for them: it reads parts of files.
 _DIRECT = frozenset({"az"})
+_BUCKETS = frozenset("abfs abfss az azure gcs gs http https libcloud oci ocilake oss s3 s3a sftp ssh".split())
 _EXTRAS = {"adlfs": "azure", "gcsfs": "gcs", "ocifs": "oci", "paramiko": "sftp", "s3fs": "s3"}  # of composer-checkpoint
 _PROBE = ".credentials_validated_successfully"  # where nothing can be removed
 _BACKOFF_SECONDS = 1.0
@@ -526,7 +528,7 @@ def storage_of(uri: str | os.PathLike[str], **options: Any) -> Storage:
 
     Raises:
         ModuleNotFoundError: The package that serves this kind of store is not installed.
-        ValueError: No kind of store has this scheme.
+        ValueError: No kind of store has this scheme, or a bucket is missing.
     """
     text = os.fspath(uri)
     if options:
@@ -546,6 +548,7 @@ def bucket_of(uri: str) -> Storage:
 
 def _storage(uri: str, folder: str, inside: str) -> Storage:
     """Return the storage of the folder `folder`, which is `inside` the bucket of `uri`."""
+    check_bucket(uri)
     scheme, bucket, path = parse_uri(uri)
     factory = None if scheme == "" else file_helpers.BACKEND_TO_OBJECT_STORE_FACTORY.get(scheme)
     if factory is None or _ALIASES.get(scheme, scheme) in _DIRECT:
@@ -558,6 +561,20 @@ def _storage(uri: str, folder: str, inside: str) -> Storage:
         return storage.to_folder(inside)
     unused = [made]
     return storage_in(lambda: unused.pop() if unused else factory(bucket, path), folder, inside)
+
+
+def check_bucket(uri: str) -> None:
+    """Check that a URI names a bucket or host, if its scheme needs one.
+
+    Args:
+        uri: A URI or a local path.
+
+    Raises:
+        ValueError: It names none: nothing or a third slash follows the two after the scheme, or there is only one.
+    """
+    scheme, bucket, _ = parse_uri(uri)
+    if scheme in _BUCKETS and not bucket:
+        raise ValueError(f"`uri` must name a bucket, container or host, as in '{scheme}://bucket/folder', got {uri!r}.")
 
 
 def _authority(uri: str) -> str:
@@ -589,6 +606,7 @@ def direct_storage(uri: str | os.PathLike[str], block_size: int | None = None, *
     text = os.fspath(uri)
     if not is_uri(text):
         text = f"file://{os.path.abspath(text)}"
+    check_bucket(text)
     scheme, separator, path = text.partition("://")
     if not separator:  # "file:/data" is a URI, too
         scheme, _, path = text.partition(":")

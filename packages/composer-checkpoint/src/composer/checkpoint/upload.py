@@ -335,8 +335,9 @@ class Uploader:
     def _perform(self, upload: _Upload) -> None:
         if not upload.overwrite and self.storage.exists(upload.name):
             raise FileExistsError(
-                f"{self.storage.uri(upload.name)} already exists, but overwrite was set to False. Pass `overwrite=True` "
-                f"(`save_overwrite=True` for the checkpoints of a Trainer) to replace it, or use another name."
+                f"{self.storage.uri(upload.name)} already exists, but overwrite was set to False. Pass "
+                f"`overwrite=True` (`save_overwrite=True` for the checkpoints of a Trainer) to replace it, or use "
+                f"another name."
             )
         send = self._send or self.storage.upload
         for file, name in upload.before:

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 from composer.checkpoint.backend_uploads import CREDENTIALS_FILE, Backend, UploadProcesses, stage, stagger
 from composer.checkpoint.download import get_file
 from composer.checkpoint.remote_paths import AZURE_ARGUMENTS, validate_credentials
+from composer.checkpoint.storage import check_bucket
 from composer.checkpoint.store_base import ObjectStore
 from composer.checkpoint.upload import Uploader
 from composer.core import State
@@ -61,7 +62,7 @@ class RemoteUploaderDownloader(LoggerDestination):
         backend_kwargs: The arguments of the object store's class.
 
     Raises:
-        ValueError: A number is below 1, or `on_error` is unknown.
+        ValueError: A number is below 1, `on_error` is unknown, or the URI names no bucket.
     """
 
     def __init__(
@@ -291,7 +292,9 @@ def maybe_create_remote_uploader_downloader_from_uri(
 
     Raises:
         NotImplementedError: There is no object store for this scheme.
+        ValueError: The URI names no bucket.
     """
+    check_bucket(uri)
     scheme, bucket, path = parse_uri(uri)
     if scheme == "":
         return None

@@ -60,7 +60,7 @@ class RemoteUploader:
         futures: The uploads that `check_workers` has not found done.
 
     Raises:
-        ValueError: A number is below 1, or `remote_folder` is a local path.
+        ValueError: A number is below 1, or `remote_folder` is a local path or names no bucket.
         NotImplementedError: There is no object store for this scheme.
     """
 

@@ -137,10 +137,15 @@ def parse_uri(uri: str) -> tuple[str, str, str]:
         The scheme in lower case ("" for a local path; "azure" for AZURE_BLOBS), the bucket without its namespace, and
         the path without leading slashes (a local path is unchanged).
 
+    Raises:
+        TypeError: `uri` is not a string.
+
     Example:
         >>> parse_uri("S3://bucket/a/b"), parse_uri("/data/a")
         (('s3', 'bucket', 'a/b'), ('', '', '/data/a'))
     """
+    if not isinstance(uri, str):
+        raise TypeError(f"`uri` must be a string, a URI or a local path, got {uri!r}.")
     match = _URI.fullmatch(uri)
     if match is None or (match["authority"] is None and match["path"] is None):
         return "", "", uri

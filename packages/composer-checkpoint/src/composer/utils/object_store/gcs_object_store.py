@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from composer.checkpoint.storage import Connection, Storage, direct_storage
-from composer.utils.object_store.storage_object_store import StorageObjectStore, as_folder
+from composer.utils.object_store.storage_object_store import StorageObjectStore, as_folder, bucket_name
 
 __all__ = ["GCSObjectStore"]
 
@@ -28,11 +28,11 @@ class GCSObjectStore(StorageObjectStore):
 
     Raises:
         ModuleNotFoundError: `gcsfs` or `s3fs` is not installed.
-        ValueError: There are no credentials.
+        ValueError: `bucket` is no name of a bucket, or there are no credentials.
     """
 
     def __init__(self, bucket: str, prefix: str = "") -> None:
-        self.bucket_name, self.prefix = bucket.strip("/"), as_folder(prefix)
+        self.bucket_name, self.prefix = bucket_name(bucket), as_folder(prefix)
         uri = f"gs://{self.bucket_name}/{self.prefix}"
         key, secret = os.environ.get("GCS_KEY"), os.environ.get("GCS_SECRET")
         if key and secret:

@@ -35,7 +35,7 @@ class LibcloudObjectStore(ObjectStore):
 
     Raises:
         ImportError: `apache-libcloud` is not installed.
-        ValueError: There is no such provider, or it cannot work with these arguments.
+        ValueError: `container` is empty, or there is no such provider, or it cannot work with these arguments.
     """
 
     def __init__(
@@ -52,6 +52,8 @@ class LibcloudObjectStore(ObjectStore):
         except ImportError as error:
             raise MissingConditionalImportError("libcloud", "apache-libcloud") from error
         self.provider, self.container_name, self.chunk_size = provider, container, chunk_size
+        if not container:
+            raise ValueError(f"`container` must be the name of a container, got {container!r}.")
         if provider.lower() not in DRIVERS:
             raise ValueError(f"`provider` must be one of {', '.join(sorted(DRIVERS))}, got {provider!r}.")
         arguments = dict(provider_kwargs or {})

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from composer.checkpoint.storage import Connection, Storage, direct_storage
-from composer.utils.object_store.storage_object_store import StorageObjectStore, as_folder
+from composer.utils.object_store.storage_object_store import StorageObjectStore, as_folder, bucket_name
 
 __all__ = ["OCIObjectStore"]
 
@@ -32,13 +32,13 @@ class OCIObjectStore(StorageObjectStore):
 
     Raises:
         ModuleNotFoundError: `ocifs` is not installed.
-        ValueError: The configuration cannot be read, or is not valid.
+        ValueError: `bucket` is no name of a bucket, or the configuration cannot be read or is not valid.
 
     Differs: a size is read without the object, and the prefix applies to all methods.
     """
 
     def __init__(self, bucket: str, prefix: str = "") -> None:
-        self.bucket, _, self._namespace = bucket.strip("/").partition("@")
+        self.bucket, _, self._namespace = bucket_name(bucket).partition("@")
         self.prefix = as_folder(prefix)
         uri = f"oci://{self.bucket}/{self.prefix}"
         direct_storage(uri)  # checks that the client is installed

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from composer.checkpoint.storage import StorageError, direct_storage
-from composer.utils.object_store.storage_object_store import StorageObjectStore, as_folder
+from composer.utils.object_store.storage_object_store import StorageObjectStore, as_folder, bucket_name
 
 __all__ = ["S3ObjectStore"]
 
@@ -37,7 +37,7 @@ class S3ObjectStore(StorageObjectStore):
 
     Raises:
         ModuleNotFoundError: `s3fs` is not installed.
-        ValueError: `transfer_config` has other settings.
+        ValueError: `bucket` is no name of a bucket, or `transfer_config` has other settings.
 
     Differs: `s3fs` transfers the files, not boto3, so other settings of boto3's `TransferConfig` have no counterpart. A
         size is read without the object.
@@ -55,7 +55,7 @@ class S3ObjectStore(StorageObjectStore):
         client_config: Mapping[str, Any] | None = None,
         transfer_config: Mapping[str, Any] | None = None,
     ) -> None:
-        self.bucket, self.prefix = bucket.strip("/"), as_folder(prefix)
+        self.bucket, self.prefix = bucket_name(bucket), as_folder(prefix)
         self.transfer_config = dict(transfer_config or {})
         unknown = sorted(set(self.transfer_config) - {"multipart_chunksize", "max_concurrency"})
         if unknown:

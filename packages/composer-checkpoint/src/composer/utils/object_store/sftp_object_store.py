@@ -64,6 +64,8 @@ class SFTPObjectStore(StorageObjectStore):
         cwd: str = "",
         connect_kwargs: dict[str, Any] | None = None,
     ) -> None:
+        if not host:
+            raise ValueError(f"`host` must be a host, or a URI that begins with 'sftp://', got {host!r}.")
         if "://" in host:
             parts = urlsplit(host)
             if parts.scheme.lower() != "sftp":

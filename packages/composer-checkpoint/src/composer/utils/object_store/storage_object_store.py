@@ -9,7 +9,7 @@ from typing import Any
 from composer.checkpoint.storage import Storage, direct_storage
 from composer.checkpoint.store_base import ObjectStore, check_destination
 
-__all__ = ["FsspecObjectStore", "StorageObjectStore", "as_folder"]
+__all__ = ["FsspecObjectStore", "StorageObjectStore", "as_folder", "bucket_name"]
 
 
 class StorageObjectStore(ObjectStore):
@@ -109,6 +109,21 @@ class FsspecObjectStore(StorageObjectStore):
 
     def __init__(self, uri: str, **options: Any) -> None:
         super().__init__(direct_storage(uri, **options))
+
+
+def bucket_name(bucket: str) -> str:
+    """Return the name of a bucket without slashes around it.
+
+    Raises:
+        TypeError: It is not a string.
+        ValueError: It is empty, or holds a scheme or a folder.
+    """
+    if not isinstance(bucket, str):
+        raise TypeError(f"`bucket` must be a string, the name of a bucket, got {bucket!r}.")
+    name = bucket.strip("/")
+    if not name or "/" in name:
+        raise ValueError(f"`bucket` must be the name of a bucket, got {bucket!r}. Pass a folder in it as `prefix`.")
+    return name
 
 
 def as_folder(prefix: str) -> str:
