@@ -233,6 +233,20 @@ def test_a_service_that_stays_unreachable_is_given_up(service: Service, caplog: 
     assert "`Test` did not deliver 1 of 1 records." in caplog.text
 
 
+@pytest.mark.parametrize("sends", [True, False])
+def test_records_that_are_only_collected_do_not_show_that_the_service_works(sends: bool) -> None:
+    sender = Sender("Test", lambda records: sends, timeout=60)
+    sender.put(fail, check=False)
+    sender.flush(check=False)
+    left = sender.seconds_left
+    sender.put(lambda: sends, check=False)
+    sender.flush(check=False)
+
+    assert sends == (sender.seconds_left > left)
+    with pytest.warns(UserWarning, match="failed to log"):
+        sender.close()
+
+
 def test_a_failure_is_a_warning_once_and_the_rest_is_sent(service: Service, caplog: pytest.LogCaptureFixture) -> None:
     sender = Sender("Test", service.send)
     sender.put(fail)

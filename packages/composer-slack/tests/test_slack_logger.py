@@ -7,6 +7,7 @@ import json
 import pickle
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from importlib.metadata import entry_points
@@ -224,6 +225,24 @@ def test_the_end_does_not_wait_for_a_slack_that_hangs(
 
     assert "`SlackLogger` could not send everything in 0.1 seconds" in caplog.text
     assert [] == slack.messages
+
+
+def test_values_that_are_not_posted_yet_do_not_prolong_the_wait_for_a_slack_that_fails(slack: Slack, make: Any) -> None:
+    slack.answer = {"ok": False, "error": "channel_not_found"}
+    logger = make("loss", delivery_timeout=0.01)
+    run = LoggedRun(logger)
+    run.fit(1, end=False)
+    with pytest.warns(UserWarning, match="`SlackLogger` failed to log"):
+        logger._sender.flush()
+    while logger._sender.seconds_left > 0:
+        time.sleep(0.01)
+    logger.log_metrics({"loss": 2.0}, 1)
+    logger._sender.wake()
+    while logger._sender.pending:
+        time.sleep(0.01)
+
+    assert 0 == logger._sender.seconds_left
+    run.close()
 
 
 @pytest.mark.parametrize("given", [{}, {"slack_logging_api_key": "x"}, {"channel_id": "C1"}])

@@ -120,7 +120,7 @@ class Logged(NamedTuple):
 
 
 class _Record(NamedTuple):
-    call: Callable[[], None] | None  # None: metrics
+    call: Callable[[], object] | None  # None: metrics
     size: int
     metrics: Mapping[str, Any] = MappingProxyType({})
     step: int = 0
@@ -145,7 +145,8 @@ class Sender:
 
     Args:
         name: The name of the logger, for messages.
-        send_metrics: Sends metrics; called in the thread.
+        send_metrics: Sends metrics; called in the thread. It returns False if it sent nothing, but only took the
+            metrics to send them later: that does not show whether the service works. The same holds for calls.
         on_error: "warn" or "raise".
         interval: Seconds between two wake-ups of the thread.
         capacity: Size of the queue in KiB, approximately: eight metrics count as one, arrays by their size.
@@ -165,7 +166,7 @@ class Sender:
     def __init__(
         self,
         name: str,
-        send_metrics: Callable[[Sequence[Logged]], None],
+        send_metrics: Callable[[Sequence[Logged]], object],
         *,
         on_error: str = "warn",
         interval: float = 0.5,
@@ -232,7 +233,7 @@ class Sender:
             self.check()
         return values
 
-    def put(self, call: Callable[[], None], *, size: int = 1, may_drop: bool = False, check: bool = True) -> None:
+    def put(self, call: Callable[[], object], *, size: int = 1, may_drop: bool = False, check: bool = True) -> None:
         """Queue a call.
 
         Args:
@@ -404,13 +405,14 @@ class Sender:
         """Make one call, or send metrics."""
         count = len(records)
         failed = self._failed
+        result: object = None
         try:
             call = records[0].call
             if call is not None:
-                call()
+                result = call()
             elif arrived := self._arrived(records):
                 count = len(arrived)
-                self._send_metrics(arrived)
+                result = self._send_metrics(arrived)
         except Exception as error:  # noqa: BLE001 - reported in the training thread
             self._failed += count
             self._failure = self._failure or error
@@ -418,7 +420,7 @@ class Sender:
             with self._changed:
                 if self._failed > failed:
                     self._deadline.failed()
-                else:
+                elif result is not False:
                     self._deadline.delivered()
                 self._done += len(records)
                 self._size -= sum(record.size for record in records)

@@ -202,27 +202,32 @@ class SlackLogger(LoggerDestination):
 
     # ---- in the thread of the sender ----
 
-    def _collect(self, records: Sequence[Logged]) -> None:
+    def _collect(self, records: Sequence[Logged]) -> bool:
+        """Take values, and return True if that posted some."""
+        posted = False
         for metrics, step, _ in records:
             for key, value in metrics.items():
                 self._waiting[key] = value
                 self._step = step
                 if len(self._waiting) >= self.max_logs_per_message:
-                    self._post()
+                    posted |= self._post()
+        return posted
 
-    def _post_unless_behind(self, number: int) -> None:
-        if self._requested - number < _MAX_BEHIND:
-            self._post()
+    def _post_unless_behind(self, number: int) -> bool:
+        return self._requested - number < _MAX_BEHIND and self._post()
 
-    def _post(self) -> None:
+    def _post(self) -> bool:
         """Post what is waiting.
+
+        Returns:
+            True if something was waiting.
 
         Raises:
             Exception: Slack did not accept it; the sender then reports the first error and knows that Slack fails.
         """
         waiting, self._waiting = self._waiting, {}
         if not waiting:
-            return
+            return False
         try:
             self.client.chat_postMessage(
                 token=self.slack_logging_api_key,
@@ -233,6 +238,7 @@ class SlackLogger(LoggerDestination):
         except Exception as error:
             log.error("`SlackLogger` could not post %s: %s", ", ".join(waiting), error)
             raise
+        return True
 
 
 def _compiled(pattern: str) -> re.Pattern[str]:
