@@ -86,7 +86,7 @@ def offline(tmp_path: Path) -> Any:
     }
 
     def make(*args: Any, exp_kwargs: dict[str, Any] | None = None, **kwargs: Any) -> CometMLLogger:
-        return CometMLLogger(*args, exp_kwargs=quiet | (exp_kwargs or {}), offline=True, **kwargs)
+        return CometMLLogger(*args, exp_kwargs=quiet | (exp_kwargs or {}), **{"offline": True, **kwargs})
 
     return make
 

@@ -1,11 +1,16 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
+import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any
 
 import comet_ml
@@ -15,7 +20,7 @@ import torch
 
 import composer.loggers
 from composer.core import Event
-from composer.loggers import DeferredValue
+from composer.loggers import DeferredValue, cometml_logger
 from composer.loggers.cometml_logger import CometMLLogger
 
 
@@ -140,6 +145,53 @@ def test_the_end_does_not_wait_for_a_client_that_hangs(
     end()
 
     assert "Ending the experiment of Comet has not ended in 0.2 seconds" in caplog.text
+
+
+@contextmanager
+def silent_server() -> Iterator[str]:
+    """Accepts connections, and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}/clientlib/"
+
+
+def test_a_comet_that_never_answers_holds_up_neither_the_start_nor_the_end(tmp_path: Path) -> None:
+    code = """
+import torch
+from composer.loggers import CometMLLogger
+from composer.testing import LoggedRun
+run = LoggedRun(CometMLLogger(delivery_timeout=1.0))
+run.fit()
+run.close()
+print(run.state.timestamp.batch)
+"""
+    with silent_server() as url:
+        settings = {"COMET_URL_OVERRIDE": url, "COMET_API_KEY": "k" * 25, "HOME": str(tmp_path)}
+        run = subprocess.run(
+            [sys.executable, "-c", code], env=os.environ | settings,
+            capture_output=True, text=True, timeout=120, check=True,
+        )  # fmt: skip
+
+    assert "Comet has not answered in 10 seconds. The run goes on" in run.stderr
+    assert "`CometMLLogger` could not send everything in 1 seconds" in run.stderr
+    assert "5ba\n" == run.stdout
+
+
+def test_a_comet_that_answers_late_gets_everything(
+    start: Any, stored: Any, offline: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answered, made = threading.Event(), comet_ml.OfflineExperiment
+    monkeypatch.setattr(cometml_logger, "_CONNECT_SECONDS", 0.01)
+    monkeypatch.setattr(comet_ml, "Experiment", lambda **kwargs: answered.wait(60) and made(**kwargs))
+    logger = offline(offline=False)
+    assert logger.experiment is None
+    run = start(logger)
+    run.fit(end=False)
+    answered.set()
+    run.close()
+
+    [found] = stored()
+    assert "my-run" == found.others["Name"]
+    assert [(n, n + 1) for n in range(5)] == found.curve("loss")
 
 
 def test_other_ranks_take_part_in_computing(start: Any, stored: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import logging
+import threading
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, wait
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -35,15 +38,21 @@ if TYPE_CHECKING:
 
 __all__ = ["CometMLLogger"]
 
+log = logging.getLogger(__name__)
+
+_CONNECT_SECONDS = 10.0  # that the program waits for Comet when an experiment is created
 _MASK_ALPHA = 0.6  # how opaque masks are over images
 
 
 class CometMLLogger(LoggerDestination):
     """Logger for Comet.
 
-    The experiment is created with the logger. Training puts logged values into a queue, and a thread passes them to
-    Comet's client: a step waits neither for Comet nor for the device. The step of a value is the number of trained
-    batches. Numbers become metrics; text becomes a field of the tab "Other"; arrays are left out.
+    The experiment is created with the logger. If Comet does not answer in 10 seconds, that goes on in the background:
+    values are queued until it answers, and a failure is reported as that of any other call.
+
+    Training puts logged values into a queue, and a thread passes them to Comet's client: a step waits neither for Comet
+    nor for the device. The step of a value is the number of trained batches. Numbers become metrics; text becomes a
+    field of the tab "Other"; arrays are left out.
 
     Args:
         workspace: The workspace; None is Comet's setting.
@@ -59,9 +68,6 @@ class CometMLLogger(LoggerDestination):
         delivery_timeout: How many seconds in total the end of the run waits for queued data once Comet fails or hangs.
             None: the Trainer's timeout, which its services share (60 by default). Ending the experiment may take at
             least a tenth of it.
-
-    Attributes:
-        experiment: The experiment; None on ranks that do not log.
 
     Raises:
         ImportError: `comet_ml` is not installed.
@@ -94,19 +100,52 @@ class CometMLLogger(LoggerDestination):
         self._hyperparameters: dict[str, Any] = {}
         self._deadline = DeliveryDeadline(60.0)  # replaced at `init` by that of the run
         self._sender: Sender | None = None
-        self.experiment: Any = None
+        self._creation: Future[Any] | None = None
         client = import_client("comet_ml", "CometMLLogger")
         if self._enabled:
-            self.experiment = self._create(client)
+            self._create(client)
 
-    def _create(self, client: Any) -> Any:
-        experiment = (client.OfflineExperiment if self.offline else client.Experiment)(**self._arguments)
+    def _create(self, client: Any) -> None:
+        """Create the experiment; in the background once Comet does not answer.
+
+        Raises:
+            Exception: Comet refused it.
+        """
+        creation: Future[Any] = Future()
+
+        def create() -> None:
+            try:
+                creation.set_result(
+                    (client.OfflineExperiment if self.offline else client.Experiment)(**self._arguments)
+                )
+            except Exception as error:  # noqa: BLE001 - raised by `result`
+                creation.set_exception(error)
+
+        if self.offline:
+            create()
+        else:  # the client may wait for minutes
+            threading.Thread(target=create, name="composer-comet", daemon=True).start()
+        if wait([creation], _CONNECT_SECONDS).done:
+            creation.result()
+        else:
+            log.warning(
+                "Comet has not answered in %g seconds. The run goes on, and what it logs is sent once Comet answers.",
+                _CONNECT_SECONDS,
+            )
+        self._creation = creation
         call_at_exit(self._finish)
-        return experiment
+
+    @property
+    def experiment(self) -> Any:
+        """The experiment; None on ranks that do not log, after the run, and until Comet has answered."""
+        creation = self._creation
+        if creation is None or not creation.done() or creation.exception() is not None:
+            return None
+        return creation.result()
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes without the thread and the experiment, which cannot be copied."""
-        return {**vars(self), "experiment": None, "_sender": None}
+        return {**vars(self), "_creation": None, "_sender": None}
 
     # ---- values ----
 
@@ -158,14 +197,14 @@ class CometMLLogger(LoggerDestination):
     def init(self, state: State, logger: Logger) -> None:
         if not self._enabled:
             return
-        if self.experiment is None:  # the one that was created with the logger has ended with its run
-            self.experiment = self._create(import_client("comet_ml", "CometMLLogger"))
+        if self._creation is None:  # the experiment that was created with the logger has ended with its run
+            self._create(import_client("comet_ml", "CometMLLogger"))
         name = self.name or state.run_name
         self._deadline = logger.delivery_deadline.for_service(self.delivery_timeout)
         self._sender = Sender(
             "CometMLLogger", self._send, on_error=self.on_error, timeout=self._deadline.for_service(), kept=_kept
         )
-        self._sender.put(partial(self.experiment.set_name, name if self.rank_zero_only else f"{name}-rank{_rank()}"))
+        self._sender.put(partial(self._send_name, name if self.rank_zero_only else f"{name}-rank{_rank()}"))
         if self._hyperparameters:
             self.log_hyperparameters(self._hyperparameters)
             self._hyperparameters = {}
@@ -189,21 +228,25 @@ class CometMLLogger(LoggerDestination):
 
     def _finish(self) -> None:
         """Send what is queued and end the experiment."""
-        sender, experiment, self._sender = self._sender, self.experiment, None
-        if experiment is None or (sender is not None and sender.forked):
+        sender, self._sender = self._sender, None
+        if self._creation is None or (sender is not None and sender.forked):
             return
         try:
             if sender is not None:
                 sender.close()
         finally:
-            self.experiment = None
-            since = time.monotonic()
-            try:
-                left = max(self._deadline.left(since), self._deadline.timeout / 10)
-                call_in_time(experiment.end, left, "Ending the experiment of Comet")
-            except TimeoutError:
-                self._deadline.waited_in_vain(since)
-                raise
+            experiment, self._creation = self.experiment, None
+            if experiment is not None:
+                self._end(experiment)
+
+    def _end(self, experiment: Any) -> None:
+        since = time.monotonic()
+        try:
+            left = max(self._deadline.left(since), self._deadline.timeout / 10)
+            call_in_time(experiment.end, left, "Ending the experiment of Comet")
+        except TimeoutError:
+            self._deadline.waited_in_vain(since)
+            raise
 
     # ---- in the thread of the sender ----
 
@@ -212,10 +255,16 @@ class CometMLLogger(LoggerDestination):
 
         Raises:
             ConnectionError: The client has given up; it would ignore what it gets without a word.
+            Exception: Comet has refused the experiment.
         """
-        if self.experiment is None or not self.experiment.alive:
+        creation = self._creation
+        experiment = None if creation is None else creation.result()  # waits for Comet
+        if experiment is None or not experiment.alive:
             raise ConnectionError("Comet's client has stopped the experiment. Its own messages say why.")
-        return self.experiment
+        return experiment
+
+    def _send_name(self, name: str) -> None:
+        self._alive().set_name(name)
 
     def _send(self, records: Sequence[Logged]) -> None:
         experiment = self._alive()
