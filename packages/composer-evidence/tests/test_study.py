@@ -21,11 +21,12 @@ from composer.evidence import Ledger, Plan, Runner, Study, load_task, replay
 from composer.evidence.auto import load_recipe, make_schedule, write_recipe
 from composer.evidence.cli import main
 from composer.evidence.methods import make_algorithms, reason_against
-from composer.evidence.page import explain, table, write_page
+from composer.evidence.page import explain, show_effect, table, write_page
 from composer.evidence.search import SearchError
 from composer.evidence.statistics import Rung, Verdict, at_equal_time, compare
 from composer.evidence.study import AA
 from composer.evidence.task import source_of
+from composer.recipes import Metric
 
 METHODS = ["EMA", "Muon", "Alibi", "LabelSmoothing"]
 FAST = "--seeds 3 --controls 4 --tuning-seeds 1 --stack-seeds 2 --ladder-seeds 2 --repeats 1 --workers 2".split()
@@ -157,6 +158,8 @@ def test_tables_explanations_and_the_page_say_what_was_measured(
         assert method in page
     assert of(entries, "Muon")["hardware"] in text
     assert "3 / 4" in text
+    effect, low, high = (f"{100 * of(entries, 'Muon')['comparison'][key]:+.2f}" for key in ("effect", "low", "high"))
+    assert f"  effect: {effect}%, 95 % interval [{low}, {high}] (positive is better; " in explained
     assert "Welch's test" in explained
     assert "Holm's correction for the family EMA, Muon, A/A" in explained
     assert page.count("<svg") == 3
@@ -165,6 +168,21 @@ def test_tables_explanations_and_the_page_say_what_was_measured(
     assert "https://" not in page
     assert table([Ledger(tmp_path / "empty")]) == "The ledger has no measurements."
     write_page([Ledger(tmp_path / "empty")], tmp_path / "empty.html")
+
+
+def test_an_effect_that_rounds_to_zero_has_no_minus() -> None:
+    accuracy = Metric("MulticlassAccuracy", "accuracy", scale=100, unit="%", digits=2)
+
+    shown = show_effect({"effect": -0.00001, "low": -0.001, "high": 0.0}, accuracy)
+    assert ("+0.00%", "[-0.10, +0.00]") == shown
+
+
+def test_the_lines_of_a_search_name_the_settings_that_are_tried(tmp_path: Path) -> None:
+    said: list[str] = []
+    Study(Runner(TINY, tmp_path / "ledger", workers=2, say=said.append), PLAN).plain(0.5)
+
+    assert said[0].startswith("tiny: tune adamw, 4 steps, lr 0.01: 1/1 runs, ")
+    assert said[1].startswith("tiny: tune adamw, 4 steps, lr 0.003: 1/1 runs, ")
 
 
 WATCHER = """<!DOCTYPE html>
@@ -315,11 +333,13 @@ def test_the_recipe_has_the_settings_of_the_best_gain(tmp_path: Path) -> None:
     entry = {
         "about": "confirmation", "task": "tiny", "task_hash": runner.task_hash, "method": "Muon", "variant": "adamw",
         "steps": 8, "settings": {"lr": 0.02}, "stack": [["Muon", {"momentum": 0.9}]], "verdict": {"word": "gain"},
-        "comparison": {"effect": 0.5, "n": 3, "n_control": 4}, "metric": {"title": "accuracy"}, "hardware": "a CPU",
+        "comparison": {"effect": 0.5, "low": 0.4, "high": 0.6, "n": 3, "n_control": 4}, "hardware": "a CPU",
+        "metric": {"key": "MulticlassAccuracy", "title": "accuracy", "scale": 100, "unit": "%", "digits": 2},
     }  # fmt: skip
     runner.ledger.add("entry", entry)
 
     (path,) = write_recipe(study, tmp_path)
+    assert "Muon on tiny: +50.00% in accuracy, n = 3 against 4, a CPU" in path.read_text()
     recipe = yaml.safe_load(path.read_text())
     assert recipe["algorithms"] == [{"Muon": {"momentum": 0.9}}]
     training, algorithms = load_recipe(path)

@@ -114,6 +114,27 @@ def test_one_that_does_not_save_what_it_depends_on_is_rejected() -> None:
         Contract().test_a_resumed_run_continues_identically()
 
 
+class Noisy(WithoutArguments):
+    """Adds noise to the weights, another one on each rank."""
+
+    events = frozenset({Event.BATCH_END})
+
+    def apply(self, event: Event, state: State, logger: Logger) -> None:
+        with torch.no_grad():
+            for parameter in state.model.parameters():
+                parameter.add_(torch.rand_like(parameter))
+
+
+class NoisyContract(AlgorithmContract):
+    def make(self) -> Algorithm:
+        return Noisy()
+
+
+def test_one_whose_ranks_drift_apart_is_rejected_with_the_way_out() -> None:
+    with pytest.raises(AssertionError, match=r"(?s)^`Noisy` must leave the same weights .*broadcast.*difference: /"):
+        NoisyContract().test_ranks_agree()
+
+
 def test_one_that_no_package_registers_is_rejected_with_the_way_out() -> None:
     with pytest.raises(AssertionError, match=r'(?s)must be registered.*entry-points."composer.algorithms"\] WithReq'):
         contract_of(WithRequired(1.0)).test_the_entry_point_is_this_class()

@@ -189,7 +189,16 @@ class AlgorithmContract:
     def test_ranks_agree(self) -> None:
         ranks = run_on_ranks(_train_on_rank, 2, type(self))
 
-        deep_compare(ranks[0], ranks[1])
+        try:
+            deep_compare(ranks[0], ranks[1])
+        except AssertionError as error:
+            name = type(self.make()).__name__
+            raise AssertionError(
+                f"`{name}` must leave the same weights on all ranks of `DistributedDataParallel`, which only averages "
+                f"gradients: ranks have different batches and random numbers. Where it changes weights by these, use "
+                f"the values of rank 0 (`composer.utils.dist.broadcast`) or a mean (`dist.all_reduce`); replace layers "
+                f"at `Event.INIT`, before the model is wrapped. The first difference: {error}"
+            ) from None
 
     # ---- helpers ----
 

@@ -13,12 +13,13 @@ import yaml
 
 from composer.core import Algorithm
 from composer.evidence.methods import METHODS, make_algorithms, reason_against
-from composer.evidence.page import write_page
+from composer.evidence.page import show_effect, write_page
 from composer.evidence.run import write_atomically
 from composer.evidence.runner import Runner
 from composer.evidence.statistics import Verdict
 from composer.evidence.study import Plan, Study
 from composer.evidence.task import Task, digest, load_task
+from composer.recipes import Metric
 from composer.recipes.cli import RECIPES
 
 __all__ = ["Schedule", "load_recipe", "make_schedule", "run_all", "write_recipe"]
@@ -199,9 +200,9 @@ def _value(entry: dict[str, Any]) -> float:
 
 
 def _sentence(entry: dict[str, Any]) -> str:
-    comparison = entry["comparison"]
+    comparison, metric = entry["comparison"], Metric(**entry["metric"])
     return (
-        f"{entry['method']} on {entry['task']}: {comparison['effect']:+.4g} in {entry['metric']['title']}, n = "
+        f"{entry['method']} on {entry['task']}: {show_effect(comparison, metric)[0]} in {metric.title}, n = "
         f"{comparison['n']} against {comparison['n_control']}, {entry['hardware']}"
     )
 

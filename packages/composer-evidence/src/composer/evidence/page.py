@@ -15,7 +15,7 @@ from composer.evidence.run import RunResult
 from composer.recipes import Metric
 from composer.report.spi import Html, el, static_page
 
-__all__ = ["cells", "conditions", "explain", "table", "verdicts", "write_page"]
+__all__ = ["cells", "conditions", "explain", "show_effect", "table", "verdicts", "write_page"]
 
 _HEAD = ("method", "verdict", "effect, 95 % interval", "at equal time", "step time", "memory", "n")
 
@@ -65,20 +65,20 @@ def explain(ledger: Ledger, entry: dict[str, Any]) -> str:
         f"  on: {entry['hardware']}, {entry['threads']} thread, {entry['precision']}, "
         f"torch {entry['versions']['torch']}, source {entry['source']}"
     )
+    metric, comparison = Metric(**entry["metric"]), entry.get("comparison")
     if "verdict" in entry:
-        why = entry["verdict"]["why"]
-        lines.append(f"  verdict: {entry['verdict']['word']}{f' ({why})' if why else ''}")
-    comparison = entry.get("comparison")
+        lines.append(f"  verdict: {_verdict(entry, _why(entry, metric))}")
     if comparison is not None:
+        effect, interval = show_effect(comparison, metric)
         test = "paired test of the same runs" if comparison["test"] == "paired" else "Welch's test"
         lines += [
-            f"  effect: {comparison['effect']:+.5g}, 95 % interval {comparison['low']:+.5g} to "
-            f"{comparison['high']:+.5g} (positive is better; {entry['metric']['title']} on the {entry['part']} part)",
-            f"  n: {comparison['n']} runs (sd {comparison['sd']:.3g}) against {comparison['n_control']} of plain "
-            f"(sd {comparison['sd_control']:.3g})",
+            f"  effect: {effect}, 95 % interval {interval} (positive is better; {metric.title} on the {entry['part']} "
+            f"part)",
+            f"  n: {comparison['n']} runs (sd {metric.show(comparison['sd'])}) against {comparison['n_control']} of "
+            f"plain (sd {metric.show(comparison['sd_control'])})",
             f"  p: {comparison['p']:.3g} by {test}, {comparison['p_corrected']:.3g} with Holm's correction for the "
             f"family {', '.join(entry['family'])}",
-            f"  smallest visible effect: {comparison['smallest_visible']:.4g}, at a power of 0.8",
+            f"  smallest visible effect: {metric.show(comparison['smallest_visible'])}, at a power of 0.8",
         ]
     if "plain" in entry:
         plain = entry["plain"]
@@ -87,7 +87,8 @@ def explain(ledger: Ledger, entry: dict[str, Any]) -> str:
         lines += [f"    {name}({_settings(arguments)})" for name, arguments in entry["stack"]]
     if "trials" in entry:
         lines.append(f"  trials on {entry['part']}, {len(entry['seeds'])} seeds each:")
-        lines += [f"    {_settings(point)}: {score}" for point, score in entry["trials"]]
+        scores = [(point, "not finite" if score is None else metric.show(score)) for point, score in entry["trials"]]
+        lines += [f"    {_settings(point)}: {score}" for point, score in scores]
     count = sum(map(len, entry.get("runs", {}).values()))
     lines.append(f"  runs: {count}, each a line of {ledger.path}")
     return "\n".join(lines)
@@ -202,7 +203,7 @@ def _stacks(entries: Sequence[dict[str, Any]], metric: Metric) -> Html | None:
     rows = [
         (f"without {member}", f"{values['lost']} runs diverged or failed", "", "")
         if "lost" in values
-        else (f"without {member}", *_interval(values, metric), f"{values['p_corrected']:.2g}")
+        else (f"without {member}", *show_effect(values, metric), f"{values['p_corrected']:.2g}")
         for member, values in stacks[-1]["leave_one_out"].items()
     ]
     head = ("stack", "change", "95 % interval", "p, corrected")
@@ -253,19 +254,15 @@ def cells(entry: dict[str, Any]) -> tuple[str, ...]:
     Args:
         entry: An entry about a measurement or a confirmation.
     """
-    verdict, comparison, metric = entry["verdict"], entry.get("comparison"), Metric(**entry["metric"])
-    why = re.sub(r"^\w+Error: | \(\w+\.py:\d+\)$", "", verdict["why"])
-    if comparison is not None and why.startswith("smallest visible"):
-        visible = metric.show(comparison["smallest_visible"])
-        why = f"smallest visible: {visible}{why[why.index(';') :] if ';' in why else ''}"
-    word = f"{verdict['word']} ({why})" if why else verdict["word"]
+    comparison, metric = entry.get("comparison"), Metric(**entry["metric"])
+    word = _verdict(entry, re.sub(r"^\w+Error: | \(\w+\.py:\d+\)$", "", _why(entry, metric)))
     if comparison is None:
         return (entry["method"], word, "", "", "", "", "")
-    effect, interval = _interval(comparison, metric)
+    effect, interval = show_effect(comparison, metric)
     equal, times, memory = (entry.get(key) for key in ("equal_time", "step_time", "memory_ratio"))
     at_equal_time = ""
     if equal:
-        at_equal_time = f"{'at most ' if equal['at_most'] else ''}{' '.join(_interval(equal, metric))}"
+        at_equal_time = f"{'at most ' if equal['at_most'] else ''}{' '.join(show_effect(equal, metric))}"
     return (
         entry["method"],
         word,
@@ -277,8 +274,27 @@ def cells(entry: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-def _interval(values: dict[str, Any], metric: Metric) -> tuple[str, str]:
-    shown = [f"{metric.scale * values[key]:+.{metric.digits}f}" for key in ("effect", "low", "high")]
+def _verdict(entry: dict[str, Any], why: str) -> str:
+    return f"{entry['verdict']['word']} ({why})" if why else str(entry["verdict"]["word"])
+
+
+def _why(entry: dict[str, Any], metric: Metric) -> str:
+    why, comparison = str(entry["verdict"]["why"]), entry.get("comparison")
+    if comparison is not None and why.startswith("smallest visible"):
+        visible = metric.show(comparison["smallest_visible"])
+        return f"smallest visible: {visible}{why[why.index(';') :] if ';' in why else ''}"
+    return why
+
+
+def show_effect(values: dict[str, Any], metric: Metric) -> tuple[str, str]:
+    """Return an effect and its interval as text.
+
+    Args:
+        values: `effect`, `low` and `high`.
+        metric: The metric, which says how to show values.
+    """
+    rounded = [round(metric.scale * values[key], metric.digits) + 0.0 for key in ("effect", "low", "high")]  # no -0.0
+    shown = [f"{value:+.{metric.digits}f}" for value in rounded]
     return f"{shown[0]}{metric.unit}", f"[{shown[1]}, {shown[2]}]"
 
 
