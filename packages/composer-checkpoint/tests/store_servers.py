@@ -217,6 +217,7 @@ def serve_sftp() -> Iterator[Any]:
 class _Forwarder(socketserver.BaseRequestHandler):
     def handle(self) -> None:
         server: Any = self.server
+        server.connections += 1
         with socket.create_connection(("127.0.0.1", server.target)) as there:
             other = {self.request: there, there: self.request}
             while not server.ended.is_set():
@@ -233,13 +234,14 @@ class _Forwarder(socketserver.BaseRequestHandler):
 
 @contextmanager
 def forward(port: int) -> Iterator[Any]:
-    """A server that forwards to a port; its `port`.
+    """A server that forwards to a port; its `port`, and the number of `connections` that were made to it.
 
     While its event `frozen` is set, it reads and forwards no more; `waiting` is set when a client sends nevertheless.
     """
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), _Forwarder) as made:
         server: Any = made
         server.daemon_threads = True
+        server.connections = 0
         server.target, server.port = port, server.server_address[1]
         server.frozen, server.waiting, server.ended = threading.Event(), threading.Event(), threading.Event()
         thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)

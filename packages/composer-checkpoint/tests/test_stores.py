@@ -253,6 +253,35 @@ def test_what_s3_refuses_is_missing(kind: str, make_store: Callable[..., Any], m
         store.get_object_size("a")
 
 
+@pytest.mark.parametrize("kind", ["s3", "s3 with options", "gcs with a key"])
+def test_a_server_of_s3_that_hangs_is_tried_three_times(
+    kind: str, s3: str, s3_server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from s3fs import S3FileSystem
+
+    monkeypatch.setattr(S3FileSystem, "read_timeout", 0.3)
+    with forward(int(s3_server.endpoint.rpartition(":")[2])) as way:
+        monkeypatch.setenv("S3_ENDPOINT_URL", f"http://localhost:{way.port}")
+        if "key" in kind:
+            monkeypatch.setenv("GCS_KEY", "key")
+            monkeypatch.setenv("GCS_SECRET", "secret")
+        bucket = s3.removeprefix("s3://")
+        made = {"s3": S3ObjectStore, "s3 with options": lambda bucket: FsspecObjectStore(f"s3://{bucket}", anon=False)}
+        store = made.get(kind, GCSObjectStore)(bucket)
+        store.storage._backoff_seconds = 0.0
+        way.frozen.set()
+        with pytest.raises(ObjectStoreTransientError, match=r"Read timeout.* It was tried 3 times"):
+            store.get_object_size("a")
+        assert way.connections == 3
+
+
+def test_a_request_to_google_may_take_long_but_not_be_silent(make_store: Callable[..., Any]) -> None:
+    limit = make_store("gcs").storage._filesystem()[0].requests_timeout
+    assert (limit.total, limit.sock_connect, limit.sock_read) == (None, 15, 15)
+    own = FsspecObjectStore("gs://bucket", token="anon", requests_timeout=7)
+    assert own.storage._filesystem()[0].requests_timeout == 7
+
+
 def test_google_credentials_are_needed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("GCS_KEY", "GCS_SECRET", "STORAGE_EMULATOR_HOST", "GOOGLE_APPLICATION_CREDENTIALS"):
         monkeypatch.delenv(name, raising=False)

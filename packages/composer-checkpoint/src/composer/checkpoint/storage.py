@@ -36,6 +36,7 @@ __all__ = [
     "check_installed",
     "direct_storage",
     "is_marked_transient",
+    "leave_retries_to_botocore",
     "retrying",
     "showing_progress",
     "storage_in",
@@ -58,6 +59,7 @@ _EXTRAS = {"adlfs": "azure", "gcsfs": "gcs", "ocifs": "oci", "paramiko": "sftp",
 _PROBE = ".credentials_validated_successfully"  # where nothing can be removed
 _BACKOFF_SECONDS = 1.0
 _BLOCK = 8 << 20
+_SILENT_SECONDS = 15.0  # of a server, as s3fs and ocifs
 SFTP_SCHEMES = frozenset({"sftp", "ssh"})
 """The schemes of servers of SSH. fsspec's own filesystem for them accepts any host."""
 
@@ -94,7 +96,8 @@ class Connection:
 class Storage:
     """A folder of a store. Names are relative to it and may include folders; the folder need not exist.
 
-    Transient failures (a lost connection, a busy store, an interrupted transfer) are retried with growing pauses.
+    Transient failures (a lost connection, a busy store, an interrupted transfer) are retried with growing pauses. A
+    server that hangs is an error after some silence, 15 seconds for S3 and Google Cloud, in each attempt.
 
     Each thread and process that uses this object gets its own filesystem of fsspec: SFTP connections serve one thread,
     and asynchronous ones do not survive a fork. They are not shared with other users of fsspec, to avoid stale cached
@@ -405,7 +408,10 @@ class Storage:
             else:
                 from fsspec.core import url_to_fs  # costs 0.2 s
 
-                filesystem, root = url_to_fs(self._folder, skip_instance_cache=True, **self._options)
+                options = {**_limits(self._scheme), **self._options}
+                filesystem, root = url_to_fs(self._folder, skip_instance_cache=True, **options)
+                if self._scheme in ("s3", "s3a"):
+                    leave_retries_to_botocore(filesystem)
             made = self._local.made = (os.getpid(), filesystem, str(root).rstrip("/"))
         return made[1], made[2]
 
@@ -617,6 +623,25 @@ def direct_storage(uri: str | os.PathLike[str], block_size: int | None = None, *
         return made.to_folder(inside)
     options = {**_options_of_environment(scheme), **options}
     return Storage(f"{scheme}://{path}", options, block_size=block_size)
+
+
+def _limits(scheme: str) -> dict[str, Any]:
+    """Return the options by which a client raises an error for a store that hangs, if its own limits are no use."""
+    if scheme not in ("gcs", "gs"):
+        return {}
+    from aiohttp import ClientTimeout
+
+    # Its default limits the time of a whole file, however large, instead of the silence.
+    return {"requests_timeout": ClientTimeout(total=None, sock_connect=_SILENT_SECONDS, sock_read=_SILENT_SECONDS)}
+
+
+def leave_retries_to_botocore(filesystem: Any) -> None:
+    """Let a filesystem of s3fs make each request once.
+
+    botocore repeats it three to five times and a `Storage` three times: five times more in between would wait 20
+    minutes for a server that hangs.
+    """
+    filesystem.retries = 1
 
 
 def _options_of_environment(scheme: str) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from composer.checkpoint.storage import Connection, Storage, direct_storage
+from composer.checkpoint.storage import Connection, Storage, direct_storage, leave_retries_to_botocore
 from composer.utils.object_store.storage_object_store import StorageObjectStore, as_folder, bucket_name
 
 __all__ = ["GCSObjectStore"]
@@ -62,6 +62,7 @@ class GCSObjectStore(StorageObjectStore):
                 },
                 skip_instance_cache=True,
             )
+            leave_retries_to_botocore(filesystem)
             return filesystem, root
 
         return Storage(uri, {}, connection=Connection(connect))

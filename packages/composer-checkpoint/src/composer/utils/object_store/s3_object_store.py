@@ -26,7 +26,8 @@ class S3ObjectStore(StorageObjectStore):
         aws_access_key_id: The key; else the client looks for credentials in its usual places.
         aws_secret_access_key: The secret that belongs to it.
         aws_session_token: The token of a temporary key.
-        client_config: Settings of `botocore.config.Config`. Unless it says otherwise, retries are adaptive.
+        client_config: Settings of `botocore.config.Config`. Unless it says otherwise, retries are adaptive, and each
+            attempt waits 5 seconds for a connection and 15 for a reply (`connect_timeout`, `read_timeout`).
         transfer_config: `multipart_chunksize`, the size in bytes of the parts of large files, and `max_concurrency`,
             how many of them are sent at a time.
 
