@@ -38,7 +38,7 @@ EDITOR_TOOLS = ["basedpyright"]  # a type checker of editors; brings its own nod
 IMPORT_TOOLS = ["import-linter"]
 RELEASE_TOOLS = ["cyclonedx-bom", "twine"]
 OPTIMIZERS = ["lion-pytorch", "prodigyopt", "pytorch-optimizer", "schedulefree"]  # third-party ones that must work
-SITE_TOOLS = ["mkdocs-material", "mkdocstrings-python", "nbclient", "nbconvert", "ipykernel", "matplotlib"]
+SITE_TOOLS = ["mkdocs-material", "mkdocstrings-python", "nbconvert", "nbformat", "ipykernel", "matplotlib"]
 BENCH_TOOLS = ["timm"]  # has an alternative to one of our methods, and models
 EVERY_TOOL = [
     *LINTERS,

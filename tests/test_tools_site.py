@@ -218,7 +218,7 @@ def test_a_failing_cell_ends_the_build(tmp_path: Path) -> None:
     path = tmp_path / "bad.ipynb"
     nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("1 / 0")]), path)
 
-    with pytest.raises(Exception, match="ZeroDivisionError"):
+    with pytest.raises(RuntimeError, match=r"bad\.ipynb failed(?s:.*)ZeroDivisionError"):
         notebooks.render([path])
 
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import nbformat
-from nbclient import NotebookClient
-from nbconvert import MarkdownExporter
 
 __all__ = ["Rendered", "render"]
 
-_LIMIT = 600  # seconds of one cell
+_LIMITS = ["--ExecutePreprocessor.timeout=600", "--ExecutePreprocessor.startup_timeout=300"]  # seconds of a cell
 
 
 @dataclass(frozen=True)
@@ -38,19 +36,22 @@ def render(paths: list[Path], *, run: bool = True) -> dict[Path, Rendered]:
         run: False: convert them without outputs.
 
     Raises:
-        nbclient.exceptions.CellExecutionError: A cell failed.
+        RuntimeError: A cell failed; the message has its traceback.
     """
     with ThreadPoolExecutor(max_workers=2) as pool:
         return dict(zip(paths, pool.map(lambda path: _render(path, run=run), paths), strict=True))
 
 
 def _render(path: Path, *, run: bool) -> Rendered:
-    notebook = nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]
-    if run:
-        with tempfile.TemporaryDirectory() as folder:
-            places = {"metadata": {"path": folder}}
-            NotebookClient(notebook, timeout=_LIMIT, kernel_name="python3", resources=places).execute()
-    resources: dict[str, Any] = {"unique_key": path.stem, "output_files_dir": f"{path.stem}_files"}
-    exporter: Any = MarkdownExporter
-    text, resources = exporter().from_notebook_node(notebook, resources)
-    return Rendered(text, dict(resources.get("outputs", {})))
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as made:
+        copy = shutil.copy(path, folder)  # a notebook runs in its folder
+        command = [sys.executable, "-m", "nbconvert", "--to", "markdown", "--log-level", "ERROR", "--output-dir", made]
+        result = subprocess.run(
+            [*command, *(["--execute", *_LIMITS] if run else []), copy], capture_output=True, text=True, check=False
+        )
+        if result.returncode:
+            raise RuntimeError(f"{path.name} failed:\n{result.stderr}")
+        output = Path(made)
+        files = {str(file.relative_to(output)): file for file in sorted(output.rglob("*")) if file.is_file()}
+        text = files.pop(f"{path.stem}.md").read_text(encoding="utf-8")
+        return Rendered(text, {name: file.read_bytes() for name, file in files.items()})
