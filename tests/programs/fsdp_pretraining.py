@@ -27,23 +27,28 @@ class Block(torch.nn.Module):
         return self.layer(hidden, src_mask=mask, is_causal=True)
 
 
+class Network(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = torch.nn.Embedding(VOCABULARY, 16)
+        self.blocks = torch.nn.ModuleList(Block() for _ in range(2))
+        self.head = torch.nn.Linear(16, VOCABULARY)
+
+    def forward(self, tokens):
+        hidden = self.embedding(tokens)
+        mask = torch.nn.Transformer.generate_square_subsequent_mask(hidden.shape[1])
+        for block in self.blocks:
+            hidden = block(hidden, mask)
+        return self.head(hidden)
+
+
 class LanguageModel(ComposerModel):
     def __init__(self):
         super().__init__()
-        self.network = torch.nn.ModuleDict(
-            {
-                "embedding": torch.nn.Embedding(VOCABULARY, 16),
-                "blocks": torch.nn.ModuleList(Block() for _ in range(2)),
-                "head": torch.nn.Linear(16, VOCABULARY),
-            }
-        )
+        self.network = Network()
 
     def forward(self, batch):
-        hidden = self.network["embedding"](batch["input_ids"])
-        mask = torch.nn.Transformer.generate_square_subsequent_mask(hidden.shape[1])
-        for block in self.network["blocks"]:
-            hidden = block(hidden, mask)
-        return self.network["head"](hidden)
+        return self.network(batch["input_ids"])
 
     def loss(self, outputs, batch):
         targets = batch["input_ids"][:, 1:]
@@ -86,15 +91,16 @@ def train(duration, **arguments):
     return trainer
 
 
-saved = {"save_folder": store, "save_interval": "2ba", "save_filename": "ba{batch}"}
-train("4ba", **saved)
-resumed = train("8ba", autoresume=True, **saved)
-assert Start.batch == 4, Start.batch
-whole = train("8ba")
-assert resumed.state.timestamp.batch == "8ba"
-for (name, one), (_, other) in zip(
-    resumed.state.model.state_dict().items(), whole.state.model.state_dict().items(), strict=True
-):
-    one, other = (value.full_tensor() if hasattr(value, "full_tensor") else value for value in (one, other))
-    torch.testing.assert_close(one, other, rtol=0, atol=0, msg=name)
-(folder / f"done{dist.get_global_rank()}").touch()
+if __name__ == "__main__":  # uploading processes import this file
+    saved = {"save_folder": store, "save_interval": "2ba", "save_filename": "ba{batch}"}
+    train("4ba", **saved)
+    resumed = train("8ba", autoresume=True, **saved)
+    assert Start.batch == 4, Start.batch
+    whole = train("8ba")
+    assert resumed.state.timestamp.batch == "8ba"
+    for (name, one), (_, other) in zip(
+        resumed.state.model.state_dict().items(), whole.state.model.state_dict().items(), strict=True
+    ):
+        one, other = (value.full_tensor() if hasattr(value, "full_tensor") else value for value in (one, other))
+        torch.testing.assert_close(one, other, rtol=0, atol=0, msg=name)
+    (folder / f"done{dist.get_global_rank()}").touch()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 
 from composer.checkpoint import (
     CorruptCheckpointError,
@@ -18,8 +20,10 @@ from composer.checkpoint import (
     safe_torch_load,
     save_checkpoint,
 )
+from composer.checkpoint.shards import identify_run, read_index
 from composer.core import State
-from composer.testing import SimpleModel
+from composer.testing import SimpleModel, deep_compare
+from composer.utils.reproducibility import get_rng_state
 
 
 def saved(path: Path) -> tuple[Path, State]:
@@ -95,3 +99,80 @@ def test_wrong_arguments_are_refused_by_name(tmp_path: Path) -> None:
         save_checkpoint(2)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="`exclude_globs` must be a list of patterns, got 'state'"):
         glob_filter("state")
+
+
+# ---- shards of MosaicML's Composer: an index of all values, without `composer_states.pt` ----
+
+one_process = pytest.mark.filterwarnings("ignore:torch.distributed is (disabled|unavailable)")
+
+
+def saved_as_index(folder: Path) -> State:
+    """Write a run as MosaicML's Composer does under FSDP, by torch alone."""
+    state = saved(folder.parent / "a.pt")[1]
+    for parameter in state.model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    state.optimizers[0].step()
+    state.timestamp = state.timestamp.to_next_batch(2)
+    content = {"state": state.state_dict(), "rng": get_rng_state()}
+    dcp.save(content, checkpoint_id=folder, no_dist=True)
+    return state
+
+
+def fresh_state() -> State:
+    model = SimpleModel()
+    return State(model=model, run_name="new", optimizers=torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9))
+
+
+@one_process
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_a_run_that_is_only_an_index_is_loaded(scheme: str, tmp_path: Path) -> None:
+    state, resumed = saved_as_index(tmp_path / "ep0-ba1"), fresh_state()
+    rng = load_checkpoint(f"{scheme}{tmp_path / 'ep0-ba1'}", resumed)
+
+    assert rng is not None
+    deep_compare(rng, get_rng_state())
+    deep_compare(resumed.state_dict(), state.state_dict())
+    assert read_checkpoint(tmp_path / "ep0-ba1", ["run_name"])["state"] == {"run_name": "run"}
+    assert identify_run(tmp_path / "ep0-ba1") == ("run", 1)
+
+
+@one_process
+def test_an_index_whose_shards_are_missing_or_short_is_refused(tmp_path: Path) -> None:
+    saved_as_index(tmp_path / "ep0-ba1")
+    shard = next((tmp_path / "ep0-ba1").glob("*.distcp"))
+    shard.write_bytes(shard.read_bytes()[:-100])
+    with pytest.raises(CorruptCheckpointError, match="is not within"):
+        load_checkpoint(tmp_path / "ep0-ba1", fresh_state())
+    shard.unlink()
+    with pytest.raises(CorruptCheckpointError, match="is missing"):
+        load_checkpoint(tmp_path / "ep0-ba1", fresh_state())
+
+
+@one_process
+def test_code_in_an_entry_of_an_index_is_refused(tmp_path: Path) -> None:
+    dcp.save({"state": {"model": {"weight": torch.ones(2)}, "run_name": Evil()}}, checkpoint_id=tmp_path, no_dist=True)
+    with pytest.raises(UnsafeCheckpointError, match=r"the entry 'state.run_name' .* could run code"):
+        load_checkpoint(tmp_path, fresh_state())
+
+
+@one_process
+@pytest.mark.parametrize(
+    "paths",
+    [
+        {"state.a": "state.a"},
+        {"state.a": ()},
+        {"state.a": ("state", 1.5)},
+        {"state.a": ("state", "a"), "state.b": ("state", "a")},
+        {"state.a": ("state", "a"), "state.b": ("state", "a", "b")},
+        {"state.a": ("state", "a", "b"), "state.b": ("state", "a")},
+        {"state.a": ("state", "a", 0), "state.b": ("state", "a", "b")},
+        {"state.c": ("state", "c")},
+    ],
+)
+def test_places_that_contradict_each_other_are_damage(paths: dict[str, Any], tmp_path: Path) -> None:
+    dcp.save({"state": {"a": 1, "b": 2}}, checkpoint_id=tmp_path, no_dist=True)
+    index = read_index(tmp_path / ".metadata")
+    index.planner_data = paths
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(index))
+    with pytest.raises(CorruptCheckpointError, match="its index misplaces"):
+        load_checkpoint(tmp_path, fresh_state())

@@ -325,7 +325,7 @@ def counts_of_name(name: str, pattern: str) -> tuple[int, ...] | None:
         elif field in seen:
             expression += rf"(?P={field})"
         elif field is not None:
-            expression += r"[\d.e+-]+" if field.endswith("_wct") else ".+?"
+            expression += r"[\d.e+-]+" if field.endswith("_wct") else "[^/]+?"
     match = re.fullmatch(expression, name)
     if match is None:
         return None

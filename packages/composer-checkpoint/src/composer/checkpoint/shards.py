@@ -9,6 +9,9 @@ file for everything that is not divided among ranks::
               composer_states.pt  everything else, with its checksum; it holds the SHA-256 of all other files
 
 All ranks write the folder under a temporary name. It is renamed when all of it is on the disk.
+
+Folders that MosaicML's Composer wrote have no `composer_states.pt`: all values are entries of the index, and there are
+no checksums. They are read, too.
 """
 
 from __future__ import annotations
@@ -43,6 +46,7 @@ from composer.utils import dist
 from composer.utils.iter_helpers import map_items
 
 __all__ = [
+    "INDEX",
     "STATES",
     "Shard",
     "amend_run",
@@ -52,6 +56,7 @@ __all__ = [
     "files_of_run",
     "fill_shards",
     "identify_run",
+    "is_index_of_run",
     "is_shard_folder",
     "is_sharded_run",
     "outline_of_run",
@@ -68,7 +73,7 @@ log = logging.getLogger(__name__)
 
 _SHARD = "__shard__"
 
-_INDEX = ".metadata"  # torch writes it last
+INDEX = ".metadata"  # torch writes it last
 _TYPES_OF_INDEX = {
     "torch.distributed.checkpoint.metadata": "BytesStorageMetadata ChunkStorageMetadata Metadata MetadataIndex "
     "StorageMeta TensorProperties TensorStorageMetadata _MEM_FORMAT_ENCODING",
@@ -84,7 +89,7 @@ _INDEX_TYPES = {(module, name) for module, names in _TYPES_OF_INDEX.items() for 
 
 def is_shard_folder(folder: Path) -> bool:
     """Return True if a folder holds a checkpoint in shards."""
-    return (folder / _INDEX).is_file()
+    return (folder / INDEX).is_file()
 
 
 def write_shards(
@@ -156,7 +161,7 @@ def read_shards(state_dict: dict[str, Any], folder: Path, planner: Any = None) -
     from torch.distributed.checkpoint.state_dict_loader import load
 
     if not is_shard_folder(folder):
-        raise CorruptCheckpointError(folder, f"it lacks the index {_INDEX!r}, which is written last")
+        raise CorruptCheckpointError(folder, f"it lacks the index {INDEX!r}, which is written last")
     reader = _reader(folder)
     try:
         with _without_noise():
@@ -185,7 +190,7 @@ def _reader(folder: Path) -> Any:
     """Return a reader of torch for a folder that checks the index and each entry first."""
     from torch.distributed.checkpoint.filesystem import FileSystemReader
 
-    metadata = read_index(folder / _INDEX)  # here, because torch hides the errors of `read_metadata`
+    metadata = read_index(folder / INDEX)  # here, because torch hides the errors of `read_metadata`
 
     class Reader(FileSystemReader):
         def read_metadata(self, *args: Any, **kwargs: Any) -> Any:
@@ -245,8 +250,24 @@ def _planner() -> Any:
     return Planner()
 
 
-def read_index(path: Path) -> Any:
+def _listed_files(folder: Path) -> list[str] | None:
+    return list(_states(folder)["sha256"])
+
+
+def _indexed_files(folder: Path) -> list[str] | None:
+    """Return the names of the files of a checkpoint that MosaicML's Composer wrote; None if it is another one."""
+    metadata = read_index(folder / INDEX, complete=False)
+    return (
+        sorted({info.relative_path for info in metadata.storage_data.values()}) if _has_run(metadata, folder) else None
+    )
+
+
+def read_index(path: Path, complete: bool = True) -> Any:
     """Read the index of a checkpoint in shards.
+
+    Args:
+        path: The index.
+        complete: Check that the files beside it have all entries.
 
     Raises:
         UnsafeCheckpointError: It holds types that an index does not have.
@@ -256,7 +277,8 @@ def read_index(path: Path) -> Any:
     check_pickle(data, str(path))
     try:
         metadata = _IndexUnpickler(io.BytesIO(data), path).load()
-        _check_index(metadata, path)
+        if complete:
+            _check_index(metadata, path)
     except (UnsafeCheckpointError, CorruptCheckpointError):
         raise
     except Exception as error:  # damaged and hostile pickles fail in many ways
@@ -360,8 +382,97 @@ class Shard:
 
 
 def is_sharded_run(path: str | Path) -> bool:
-    """Return True if a path is the checkpoint of a run in shards."""
-    return (Path(path) / STATES).is_file()
+    """Return True if a path is the checkpoint of a run in shards.
+
+    Raises:
+        CorruptCheckpointError: Its index is damaged.
+        UnsafeCheckpointError: Its index holds types that an index does not have.
+    """
+    return (Path(path) / STATES).is_file() or _is_indexed(Path(path))
+
+
+def _is_indexed(folder: Path) -> bool:
+    """Return True for a checkpoint that MosaicML's Composer wrote."""
+    return not (folder / STATES).is_file() and is_shard_folder(folder) and _has_run(read_index(folder / INDEX), folder)
+
+
+def is_index_of_run(path: Path) -> bool:
+    """Return True for the index of a checkpoint that MosaicML's Composer wrote; its other files need not be there.
+
+    Shards of ours without `composer_states.pt` are incomplete. Their entries have other names.
+
+    Raises:
+        CorruptCheckpointError: It is damaged.
+        UnsafeCheckpointError: It holds types that an index does not have.
+    """
+    return _has_run(read_index(path, complete=False), path.parent)
+
+
+def _has_run(metadata: Any, folder: Path) -> bool:
+    return any(path[0] == "state" and len(path) > 1 for path in _paths(metadata, folder).values())
+
+
+def _paths(metadata: Any, folder: Path) -> dict[str, tuple[str | int, ...]]:
+    """Return the place of each entry of an index in the saved structure: keys of dicts and positions in lists.
+
+    Raises:
+        CorruptCheckpointError: They contradict each other or the index.
+    """
+    paths = getattr(metadata, "planner_data", None) or {}
+    kinds: dict[tuple[str | int, ...], type] = {}  # of the keys in a place; that of None is a leaf
+    for name, path in paths.items():
+        fits = name in metadata.state_dict_metadata and type(path) is tuple and path != () and path not in kinds
+        for end, key in enumerate((*path, None) if fits else ()):
+            fits = fits and type(key) in (str, int, type(None)) and kinds.setdefault(path[:end], type(key)) is type(key)
+        if not fits:
+            raise CorruptCheckpointError(folder, f"its index misplaces the entry {name!r}")
+    return dict(paths)
+
+
+def _read_indexed(folder: Path, *within: str) -> Any:
+    """Read a checkpoint that MosaicML's Composer wrote, with `Shard` placeholders for its tensors.
+
+    Args:
+        folder: The folder.
+        *within: The keys that lead to the requested part; none: all of it.
+
+    Raises:
+        CorruptCheckpointError: The index or an entry is damaged.
+        UnsafeCheckpointError: An entry holds types whose loading could run code.
+        KeyError: There is no such part.
+    """
+    from torch.distributed.checkpoint.metadata import MetadataIndex
+
+    metadata = read_index(folder / INDEX)
+    content: dict[Any, Any] = {}
+    for name, path in _paths(metadata, folder).items():
+        if path[: len(within)] != within:
+            continue
+        entry = metadata.state_dict_metadata[name]
+        if hasattr(entry, "size"):
+            value: Any = Shard(name, entry.size, entry.properties.dtype, folder)
+        else:
+            stored = metadata.storage_data[MetadataIndex(name)]
+            with open(folder / stored.relative_path, "rb") as file:
+                file.seek(stored.offset)
+                data = io.BytesIO(file.read(stored.length))
+            value = load_plain(data, f"the entry {name!r} of {str(folder)!r}")
+        inside = content
+        for key in path[:-1]:
+            inside = inside.setdefault(key, {})
+        inside[path[-1]] = value
+    found = _with_lists(content)
+    for key in within:
+        found = found[key]
+    return found
+
+
+def _with_lists(value: Any) -> Any:
+    """Copy a nested structure with lists for dicts of positions."""
+    if not isinstance(value, dict):
+        return value
+    items = {key: _with_lists(item) for key, item in value.items()}
+    return [items[key] for key in sorted(items)] if any(type(key) is int for key in items) else items
 
 
 def write_run(content: dict[str, Any], folder: Path, overwrite: bool) -> None:
@@ -402,6 +513,8 @@ def amend_run(path: Path, change: Callable[[dict[str, Any]], None]) -> bool:
     Returns:
         True if it has such an entry.
     """
+    if _is_indexed(path):
+        return False
     file = path / STATES if is_sharded_run(path) else path
     states = read_file(file)[0]
     content = states if file == path else states["content"]
@@ -425,11 +538,13 @@ def check_run(folder: Path) -> str | None:
     """Check a checkpoint in shards without loading it.
 
     Returns:
-        The name under which it was saved.
+        The name under which it was saved; None if it is not recorded, and then nor are checksums.
 
     Raises:
         CorruptCheckpointError: A file of it is missing, torn, truncated or altered.
     """
+    if _is_indexed(folder):  # which has read the index, and checked the sizes of the files
+        return None
     check_file(folder / STATES)
     states = _states(folder)
     _check_digests(folder, states["sha256"], states["sha256"])
@@ -437,17 +552,20 @@ def check_run(folder: Path) -> str | None:
     return name
 
 
-def read_run(folder: Path) -> tuple[dict[str, Any], str]:
+def read_run(folder: Path) -> tuple[dict[str, Any], str | None]:
     """Check a checkpoint, and load it with `Shard` placeholders for its shards. A collective operation.
 
     Each rank checks a part of the files.
 
     Returns:
-        The content, and the name under which it was saved.
+        The content, and the name under which it was saved; None if it is not recorded.
 
     Raises:
         CorruptCheckpointError: A file of it is missing, torn, truncated or altered.
+        UnsafeCheckpointError: It holds types whose loading could run code.
     """
+    if _is_indexed(folder):
+        return _read_indexed(folder), None
     states = _states(folder)
     names = sorted(states["sha256"])
     problem: CorruptCheckpointError | None = None
@@ -467,6 +585,9 @@ def run_name_of(folder: Path) -> str | None:
     Raises:
         CorruptCheckpointError: The file that records it is damaged.
     """
+    if _is_indexed(folder):
+        identity = identify_run(folder)
+        return None if identity is None else identity[0]
     name: str | None = _states(folder)["content"].get("state", {}).get("run_name")
     return name
 
@@ -476,6 +597,8 @@ def outline_of_run(path: Path) -> Any:
 
     Only the beginning of the file is read, so the rest may be missing.
     """
+    if _is_indexed(path):
+        return {"state": {key: _read_indexed(path, "state", key) for key in ("run_name", "timestamp")}}
     file = path / STATES if is_sharded_run(path) else path
     content = read_outline(file)
     return content.get("content") if file.name == STATES and isinstance(content, dict) else content
@@ -531,7 +654,8 @@ def files_of_run(path: Path, name: str) -> list[tuple[Path, str]]:
     """List the files of a checkpoint, in one file or in shards, with their names in a store; the index comes last."""
     if not is_sharded_run(path):
         return [(path, name)]
-    return [(path / file, f"{name}/{file}") for file in (*_others(path), STATES)]
+    last = INDEX if _is_indexed(path) else STATES
+    return [(path / file, f"{name}/{file}") for file in (*_others(path, last), last)]
 
 
 def download_run(uri: str, target: Path, progress_bar: bool) -> bool:
@@ -550,7 +674,7 @@ def download_run(uri: str, target: Path, progress_bar: bool) -> bool:
     store: Storage | None = None
     try:
         stores = map(storage_of, (uri, *linked_uris(uri)))
-        store = next((store for store in stores if store.exists(STATES)), None)
+        store = next((store for store in stores if store.exists(STATES) or store.exists(INDEX)), None)
     except StorageError as error:  # reading may be allowed, but not listing
         log.debug("Could not check whether %s is in shards: %s", uri, error)
     if store is None:
@@ -571,15 +695,23 @@ def fetch_run(get: Callable[[str, Path], None], name: str, target: Path) -> bool
 
     Raises:
         CorruptCheckpointError: Its list of files is damaged.
+        UnsafeCheckpointError: Its list of files holds other types.
     """
     start = f"{name}/" if name else ""
     target.mkdir(parents=True, exist_ok=True)
-    try:
-        get(f"{start}{STATES}", target / STATES)
-    except (FileNotFoundError, NotADirectoryError):
-        target.rmdir()
+    for listing, names in ((STATES, _listed_files), (INDEX, _indexed_files)):
+        try:
+            get(f"{start}{listing}", target / listing)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        files = names(target)
+        break
+    else:
+        files = None
+    if files is None:
+        shutil.rmtree(target)
         return False
-    for file in _states(target)["sha256"]:
+    for file in files:
         if Path(file).name != file:
             raise CorruptCheckpointError(target, f"it names a file outside of its folder, {file!r}")
         get(f"{start}{file}", target / file)
@@ -625,8 +757,8 @@ def _states(folder: Path) -> dict[str, Any]:
     return states
 
 
-def _others(folder: Path) -> list[str]:
-    return sorted(entry.name for entry in folder.iterdir() if entry.name != STATES)
+def _others(folder: Path, last: str = STATES) -> list[str]:
+    return sorted(entry.name for entry in folder.iterdir() if entry.name != last)
 
 
 def _check_all_there(folder: Path, world_size: int) -> None:

@@ -9,11 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed.checkpoint as dcp
 from conftest import MakeTrainer
 from fsspec.implementations.memory import MemoryFileSystem
 
+from composer.checkpoint import read_checkpoint
 from composer.checkpoint import storage as stores
 from composer.checkpoint.storage import StorageError, storage_of
+from composer.testing import deep_compare
 
 
 @pytest.fixture(autouse=True)
@@ -53,6 +57,41 @@ def test_checkpoints_with_another_name_are_found(make_trainer: MakeTrainer, stor
     second.close()
 
     assert 4 == launch(make_trainer, f"{store}/{{run_name}}", before, "4ba").state.timestamp.batch
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is (disabled|unavailable)")
+@pytest.mark.parametrize("remote", [False, True])
+def test_shards_of_another_trainer_are_found(
+    make_trainer: MakeTrainer, tmp_path: Path, store: str, remote: bool
+) -> None:
+    """MosaicML's Composer writes an index of all values, and no `composer_states.pt`."""
+    run(make_trainer, str(tmp_path / "saved"), "x{batch}.pt")
+    content = read_checkpoint(tmp_path / "saved" / "x2.pt")
+    for name, batch in (("ep0-ba1", 1), ("ep1-ba2", 2)):
+        content["state"]["timestamp"]["Timestamp"]["batch"] = batch
+        dcp.save({key: content[key] for key in ("state", "rng")}, checkpoint_id=tmp_path / "run" / name)
+    (tmp_path / "run" / "ep1-ba3").mkdir()
+    dcp.save({"state/model/weight": torch.ones(2)}, checkpoint_id=tmp_path / "run" / "ep1-ba3")  # ours, incomplete
+    folder = str(tmp_path / "run")
+    if remote:
+        folder = f"{store}/run"
+        for file in (tmp_path / "run").rglob("*"):
+            if file.is_file():
+                storage_of(folder).upload(file, str(file.relative_to(tmp_path / "run")))
+
+    resumed = launch(make_trainer, folder, "x{batch}.pt", "4ba")
+    deep_compare(dict(resumed.state.model.state_dict()), content["state"]["model"])
+    assert 2 == resumed.state.timestamp.batch
+    resumed.fit()
+    resumed.close()
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is (disabled|unavailable)")
+def test_a_damaged_index_beside_the_checkpoints_is_told(make_trainer: MakeTrainer, store: str) -> None:
+    run(make_trainer, f"{store}/run", "x{batch}.pt")
+    storage_of(f"{store}/run").write_text("ep9-ba9/.metadata", "torn")
+    with pytest.warns(UserWarning, match="shards in 'ep9-ba9' are ignored"):
+        assert 2 == launch(make_trainer, f"{store}/run", "x{batch}.pt", "4ba").state.timestamp.batch
 
 
 def test_other_runs_files_are_left_alone(make_trainer: MakeTrainer, store: str) -> None:

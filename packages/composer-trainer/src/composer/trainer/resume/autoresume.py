@@ -16,16 +16,19 @@ from pathlib import Path
 from typing import Any
 
 from composer.callbacks.checkpoint_saver import NO_RUN, CheckpointSaver, answer_of, refusal_of_name
+from composer.checkpoint import UnsafeCheckpointError
 from composer.checkpoint.checksum import CorruptCheckpointError
 from composer.checkpoint.durable import scratch_folder
 from composer.checkpoint.file import check_file
 from composer.checkpoint.names import check_pattern, counts_of_name, was_swapped
 from composer.checkpoint.shards import (
+    INDEX,
     STATES,
     check_run,
     download_run,
     fetch_run,
     identify_run,
+    is_index_of_run,
     is_sharded_run,
     run_name_of,
 )
@@ -315,9 +318,10 @@ def _local_candidates(saver: CheckpointSaver, state: State) -> Iterable[Candidat
         for root, _, files in os.walk(folder)
         for name in files
     ]
+    names = _with_indexed(names, lambda name: is_sharded_run(folder / name))
     patterns = _patterns(partial_format(saver.filename.filename, run_name=state.run_name, rank=0), state)
     names = _own(names, patterns, _local_link(saver, state, folder))
-    named = _by_age(names, patterns, lambda name: (folder / name).lstat().st_mtime)
+    named = _by_age(names, patterns, lambda name: _modified(folder / name))
     known = {os.path.realpath(folder / name) for name in named}
     others = [
         name
@@ -332,6 +336,11 @@ def _local_candidates(saver: CheckpointSaver, state: State) -> Iterable[Candidat
             yield str(latest), lambda: latest
         elif is_sharded_run(latest):  # its target may have another name now
             yield str(latest), lambda: latest.resolve() if run_name_of(latest) == state.run_name else None
+
+
+def _modified(file: Path) -> float:
+    is_indexed = file.name == STATES and not file.exists()
+    return (file.with_name(INDEX) if is_indexed else file).lstat().st_mtime
 
 
 def _local_link(saver: CheckpointSaver, state: State, folder: Path) -> str | None:
@@ -361,6 +370,37 @@ def _own(names: Iterable[str], patterns: Sequence[str], linked: str | None) -> l
         )
 
     return [name for name in names if is_own(name)]
+
+
+def _with_indexed(names: Iterable[str], is_run: Callable[[str], bool]) -> list[str]:
+    """Add the file that completes a checkpoint in shards to those of MosaicML's Composer, which have only an index.
+
+    Args:
+        names: The names of files, with "/" between folders.
+        is_run: Returns True for such a folder; others are incomplete.
+    """
+    names = list(names)
+    folders = {name.removesuffix(f"/{INDEX}") for name in names if name.endswith(f"/{INDEX}")}
+    folders -= {name.removesuffix(f"/{STATES}") for name in names}
+    found = []
+    for folder in sorted(folders):
+        try:
+            if is_run(folder):
+                found.append(f"{folder}/{STATES}")
+        except (CorruptCheckpointError, UnsafeCheckpointError) as error:
+            warnings.warn(f"The shards in {folder!r} are ignored: {error}", stacklevel=2)
+    return [*names, *found]
+
+
+def _is_indexed_remote(inside: Storage, folder: str) -> bool:
+    """Return True for a checkpoint of MosaicML's Composer in a store. Its shards are not fetched."""
+    name = f"{folder}/{INDEX}"
+    with scratch_folder("resuming") as local:
+        try:
+            inside.download(name, local / INDEX)
+            return is_index_of_run(local / INDEX)
+        except FileNotFoundError:  # it was removed meanwhile
+            return False
 
 
 def _with_other_names(
@@ -403,7 +443,7 @@ def _remote_candidates(
     files = format_name_with_dist(pattern.filename, state.run_name, rank=0).removeprefix(f"{folder}/")
     target = downloads.enter_context(scratch_folder("resuming"))
     inside = storage_of(f"{root}{folder}")
-    names = answer_of(f"{root}{folder}", inside.find)
+    names = _with_indexed(answer_of(f"{root}{folder}", inside.find), lambda name: _is_indexed_remote(inside, name))
     patterns = _patterns(files, state)
     names = _own(names, patterns, _remote_link(saver, state, folder, inside, names))
     named = _by_age(names, patterns, lambda name: 0.0)
