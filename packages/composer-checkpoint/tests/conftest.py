@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,22 @@ for name, handler in (("SIGINT", signal.default_int_handler), ("SIGHUP", signal.
     number = getattr(signal, name, None)  # Windows has no SIGHUP
     if number is not None and signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, handler)
+
+
+@pytest.fixture
+def uninstall(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """A function after which a package cannot be imported, although fsspec may have found its store before."""
+    import fsspec
+
+    def hide(package: str) -> None:
+        registry: dict[str, Any] = {}
+        for name in ("registry", "_registry"):
+            monkeypatch.setattr(sys.modules[fsspec.get_filesystem_class.__module__], name, registry)
+        loaded = [name for name in sys.modules if name.startswith(f"{package}.")]
+        for name in (package, *loaded, "fsspec.implementations.sftp"):
+            monkeypatch.setitem(sys.modules, name, None)
+
+    return hide
 
 
 @contextmanager

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -69,11 +68,11 @@ def test_what_is_missing_or_in_the_way_is_an_error(store: ObjectStore, tmp_path:
     store.download_object("a", tmp_path / "a", overwrite=True)
 
 
-def test_uris_name_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uris_name_objects(uninstall: Callable[[str], None]) -> None:
     assert "s3://bucket/runs/a" == S3ObjectStore("bucket", "runs").get_uri("a")
     assert "s3://bucket/a" == S3ObjectStore("bucket").get_uri("a")
     assert "S3ObjectStore(Storage('s3://bucket'))" == repr(S3ObjectStore("bucket"))
-    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    uninstall("gcsfs")
     with pytest.raises(ModuleNotFoundError, match=r"gs://bucket/runs needs a package .* `pip install gcsfs`"):
         GCSObjectStore("bucket", "runs")
 
@@ -90,7 +89,7 @@ def test_an_argument_reaches_the_server(s3: str, s3_server: Any, monkeypatch: py
     assert ["a"] == store.list_objects()
 
 
-def test_a_store_is_made_from_a_uri(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_is_made_from_a_uri(tmp_path: Path, uninstall: Callable[[str], None]) -> None:
     assert maybe_create_object_store_from_uri("/data/a") is None
     made = maybe_create_object_store_from_uri("s3://bucket/a/b")
     assert isinstance(made, S3ObjectStore)
@@ -100,7 +99,7 @@ def test_a_store_is_made_from_a_uri(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     local.upload_object(f"{tmp_path}/a".lstrip("/"), __file__)
     assert ["a"] == os.listdir(tmp_path)
     assert f"file://{tmp_path}/a" == local.get_uri(f"{tmp_path}/a".lstrip("/"))
-    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    uninstall("gcsfs")
     with pytest.raises(ModuleNotFoundError, match="gcsfs"):
         maybe_create_object_store_from_uri("gs://bucket/a")
     for uri in ("wandb://entity/project", "nowhere://a"):

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
-import sys
 import threading
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -320,10 +319,9 @@ def test_credentials_that_may_not_remove_are_enough_with_a_warning(monkeypatch: 
         storage.check_writable()
 
 
-def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named(uninstall: Callable[[str], None]) -> None:
     for scheme, module in (("gs", "gcsfs"), ("azure", "adlfs"), ("sftp", "paramiko")):
-        monkeypatch.setitem(sys.modules, module, None)
-        monkeypatch.setitem(sys.modules, "fsspec.implementations.sftp", None)
+        uninstall(module)
         with pytest.raises(
             ModuleNotFoundError, match=f"://bucket(/run)? needs a package .* Run `pip install {module}`"
         ):

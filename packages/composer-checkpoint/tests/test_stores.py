@@ -192,18 +192,10 @@ def test_uris(kind: str, uri: str, make_store: Callable[..., Any]) -> None:
     ],
 )
 def test_a_missing_client_names_the_extra(
-    kind: str, module: str, extra: str, make_store: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    kind: str, module: str, extra: str, make_store: Callable[..., Any], uninstall: Callable[[str], None]
 ) -> None:
     make_store("s3" if "key" in kind else kind)
-    import fsspec
-
-    registry: dict[str, Any] = {}
-    for name in ("registry", "_registry"):
-        monkeypatch.setattr(sys.modules[fsspec.get_filesystem_class.__module__], name, registry)
-    for name in [name for name in sys.modules if name.partition(".")[0] == module or name.startswith(f"{module}.")]:
-        monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.setitem(sys.modules, module, None)
-    monkeypatch.setitem(sys.modules, "fsspec.implementations.sftp", None)
+    uninstall(module)
     make_again: dict[str, Callable[[], Any]] = {
         "libcloud": lambda: LibcloudObjectStore("local", "a"),
         "mlflow": lambda: MLFlowObjectStore(RUN),

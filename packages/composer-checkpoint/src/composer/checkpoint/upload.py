@@ -126,6 +126,7 @@ class Uploader:
         self.storage = storage.with_attempts(attempts)
         self._send = send
         self._concurrent, self._limit = concurrent, math.inf if limit is None else limit
+        self._is_shared_deadline = isinstance(timeout, DeliveryDeadline)  # that of a Trainer
         self._deadline = timeout if isinstance(timeout, DeliveryDeadline) else DeliveryDeadline(timeout)
         self._given_up = False
         self._changed = threading.Condition()
@@ -263,7 +264,7 @@ class Uploader:
         text = (
             f"Uploads to {self.storage!r} have not ended in {self._deadline.timeout:g} seconds without progress: "
             f"{', '.join(names)}. The local files are kept: {', '.join(kept)}. Check the network and that the store "
-            f"runs, or pass a larger `delivery_timeout`."
+            f"runs{', or pass a larger `delivery_timeout`' if self._is_shared_deadline else ''}."
         )
         log.error("%s", text)
         self._reported = True
