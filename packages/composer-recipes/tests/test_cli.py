@@ -26,7 +26,7 @@ from composer.utils import dist
 
 QUICK = [
     *("digits", *QUIET.split()),
-    *"--epochs 1 --seeds 1 --train_samples 60 --test_samples 50 --batch_size 20 --width 4".split(),
+    *"--epochs 1 --seeds 1 --train_samples 60 --test_samples 50 --batch_size 20 --width 8".split(),
 ]
 Command = Callable[[str], Commanded]
 
@@ -389,3 +389,15 @@ def test_several_processes_train_together_and_one_reports(tmp_path: Path) -> Non
     assert not (tmp_path / "out1" / "results.json").exists()
     plain, composed = numbers(tmp_path / "out0" / "results.json")
     assert [60, 60] == [plain[0][2], composed[0][2]]  # samples of both processes together
+
+
+def test_a_command_that_is_given_again_goes_on(tmp_path: Path) -> None:
+    arguments = [*QUICK, "--save_folder", f"file://{tmp_path}/saved"]
+    main(arguments)
+    first = json.loads(Path("composer-digits/results.json").read_text())
+    main(arguments)
+
+    assert (
+        first["recipes"][0]["runs"][0]["tested_at"]
+        == json.loads(Path("composer-digits/results.json").read_text())["recipes"][0]["runs"][0]["tested_at"]
+    )

@@ -15,7 +15,8 @@ from composer.algorithms.ema import EMA
 from composer.algorithms.mixup import MixUp
 from composer.algorithms.sam import SAM
 from composer.algorithms.scale_schedule import ScaleSchedule
-from composer.core import Algorithm, Event, Placement
+from composer.core import Algorithm, Event, Placement, State
+from composer.loggers import Logger
 from composer.recipes import SGD, Comparison, Recipe, Result, Runs, compare, digits, run
 
 Make = Callable[..., Recipe]
@@ -237,3 +238,67 @@ def test_nothing_is_recorded_without_a_folder(tiny: Make, quiet: Runs, tmp_path:
 
     assert [] == Comparison([tiny()], quiet).folders
     assert [] == list(tmp_path.iterdir())
+
+
+class Interrupted(Exception):
+    pass
+
+
+class Interruption(Algorithm):
+    """Ends the process, as it were, before a batch, and lists the batches; copies are itself."""
+
+    events = frozenset({Event.BATCH_START})
+
+    def __init__(self) -> None:
+        self.batch: int | None = None
+        self.trained: list[int] = []
+
+    def __deepcopy__(self, memo: object) -> Interruption:
+        return self
+
+    def __repr__(self) -> str:
+        return "Interruption()"
+
+    def match(self, event: Event, state: State) -> bool:
+        return True
+
+    def apply(self, event: Event, state: State, logger: Logger) -> None:
+        if len(state.callbacks) > 2:  # not while it warms up
+            if state.timestamp.batch == self.batch:
+                raise Interrupted
+            self.trained.append(state.timestamp.batch.value)
+
+
+@pytest.mark.parametrize("eval_interval", ["1ep", "2ba"])
+def test_an_interrupted_run_goes_on(tiny: Make, one: Runs, tmp_path: Path, eval_interval: str) -> None:
+    interruption = Interruption()
+    recipe = tiny(algorithms=(MixUp(), EMA(half_life="2ba"), interruption), epochs=3)
+    once = replace(one, eval_interval=eval_interval, seeds=2)
+    saved = replace(once, save_folder=str(tmp_path / "saved"))
+    whole = run(recipe, once)
+    for interruption.batch in (5, 7):
+        with pytest.raises(Interrupted):
+            run(recipe, saved)
+    interruption.batch = None
+    interruption.trained.clear()
+    resumed = run(recipe, saved)
+    again = run(recipe, saved)
+
+    assert interruption.trained == [*range(6, 9), *range(9)]  # the rest of the first seed, the second one, and no more
+    assert numbers(whole) == numbers(resumed) == numbers(again)
+    assert [each.actions for each in whole.runs] == [each.actions for each in resumed.runs]
+    for each in (*resumed.runs, *again.runs):
+        assert len(each.tested_at) == len(whole.runs[0].tested_at)
+        assert sorted(each.tested_at) == each.tested_at
+        assert 0 < each.train_seconds < each.seconds
+
+
+def test_other_options_are_other_runs(tiny: Make, one: Runs, tmp_path: Path) -> None:
+    saved = replace(one, save_folder=str(tmp_path / "saved"))
+    run(tiny(), saved)
+    other = replace(tiny(), training=SGD(epochs=2, lr=0.01))
+
+    assert numbers(run(other, saved)) == numbers(run(other, one)) != numbers(run(tiny(), one))
+    assert len(list((tmp_path / "saved").iterdir())) == 2
+    with pytest.raises(ValueError, match="`save_folder` must be a folder or a URI"):
+        Runs(save_folder="")

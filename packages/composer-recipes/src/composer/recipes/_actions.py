@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from composer.core import Algorithm, Event, State
-from composer.loggers import InMemoryLogger
-from composer.recipes._monitors import RunMonitor
+from composer.recipes._monitors import RunMemory, RunMonitor
 
 
 @dataclass(frozen=True)
@@ -24,7 +23,7 @@ class FinishedRun:
     """
 
     state: State
-    memory: InMemoryLogger
+    memory: RunMemory
     monitor: RunMonitor
 
     @property
@@ -42,7 +41,7 @@ class FinishedRun:
 
     def logged(self, key: str) -> list[int]:
         """Return the logged values of a metric."""
-        return [int(value) for _, value in self.memory.data.get(key, [])]
+        return [int(value) for value in self.memory.series(key)]
 
 
 def describe_actions(algorithm: Algorithm, run: FinishedRun) -> str:

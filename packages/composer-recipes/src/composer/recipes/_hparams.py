@@ -106,6 +106,9 @@ class Runs:
         eval_interval: Time between evaluations, such as 1ep or 100ba. Evaluations do not count as training time.
         deterministic: Use only deterministic operations: the same seed gives the same numbers. Slower on a GPU.
         progress: Show a progress bar for each training run.
+        save_folder: A folder, or the URI of one in a store, to which each run is saved when it is evaluated. The same
+            command continues from there if it is interrupted. Runs with other options are saved beside. None: runs are
+            not saved.
     """
 
     seeds: int = 1
@@ -116,6 +119,7 @@ class Runs:
     eval_interval: str = "1ep"
     deterministic: bool = True
     progress: bool = True
+    save_folder: str | None = None
 
     def __post_init__(self) -> None:
         check_at_least("seeds", self.seeds, 1)
@@ -123,6 +127,8 @@ class Runs:
         last = MAX_SEED + 1 - self.seeds
         if not 0 <= self.seed <= last:
             raise ValueError(f"`seed` must be from 0 to {last}, so that all seeds are below 2**32, got {self.seed!r}.")
+        if self.save_folder == "":
+            raise ValueError("`save_folder` must be a folder or a URI, got an empty text.")
         if Time.from_input(self.eval_interval).value <= 0:
             raise ValueError(f"`eval_interval` must be positive, got {self.eval_interval!r}.")
 

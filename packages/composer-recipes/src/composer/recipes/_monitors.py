@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 
 from composer.core import Callback, Event, State
-from composer.loggers import Logger, LoggerDestination, ProgressBarLogger
+from composer.loggers import InMemoryLogger, Logger, LoggerDestination, ProgressBarLogger
 
 
 class StopAfter(Callback):
@@ -23,17 +23,37 @@ class StopAfter(Callback):
             state.stop_training()
 
 
+class RunMemory(InMemoryLogger):
+    """Keeps the logged values of a run; numbers are in its checkpoints, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._loaded: dict[str, list[float]] = {}
+
+    def series(self, key: str) -> list[float]:
+        """Return the numbers that were logged under a name."""
+        return [*self._loaded.get(key, []), *(float(value) for _, value in self.data.get(key, []))]
+
+    def state_dict(self) -> dict[str, Any]:
+        numbers = {key for key, values in self.data.items() if all(_is_number(value) for _, value in values)}
+        return {"series": {key: self.series(key) for key in sorted({*self._loaded, *numbers})}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._loaded = state["series"]
+
+
 class RunMonitor(LoggerDestination):
     """Measures the training time without evaluations, and counts passes and calls of algorithms.
 
     It synchronizes with the device when it starts or stops the clock, so that the time covers all training work and
-    nothing else.
+    nothing else. Its values are in the checkpoints of the run.
 
     Attributes:
         calls: Number of calls of each algorithm at each event: `calls[name][event]`.
         passes: Number of forward and backward passes over a batch.
         train_seconds: Wall-clock time of training.
         tested_at: `train_seconds` at each evaluation.
+        seconds_before: Wall-clock time of the run in former processes, until its checkpoint.
     """
 
     accepts_deferred: ClassVar[bool] = True
@@ -43,8 +63,29 @@ class RunMonitor(LoggerDestination):
         self.passes = 0
         self.train_seconds = 0.0
         self.tested_at: list[float] = []
+        self.seconds_before = 0.0
+        self._began = time.perf_counter()
         self._started: float | None = None
         self._within_epoch = False
+
+    def state_dict(self) -> dict[str, Any]:
+        now = time.perf_counter()
+        return {
+            "calls": {name: {event.value: n for event, n in calls.items()} for name, calls in self.calls.items()},
+            "passes": self.passes,
+            "train_seconds": self.train_seconds + (0.0 if self._started is None else now - self._started),
+            "tested_at": list(self.tested_at),
+            "seconds": self.seconds_before + now - self._began,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.calls = {name: Counter({Event(e): n for e, n in calls.items()}) for name, calls in state["calls"].items()}
+        self.passes, self.train_seconds = state["passes"], state["train_seconds"]
+        self.tested_at, self.seconds_before = state["tested_at"], state["seconds"]
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        if state.timestamp.batch_in_epoch.value:  # a resumed run does not start its epoch again
+            self._start(state)
 
     def log_traces(self, traces: dict[str, Any]) -> None:
         for key in traces:
@@ -119,6 +160,10 @@ class RunProgressBar(LoggerDestination):
 
     def close(self, state: State, logger: Logger) -> None:
         self._bar.close(state, logger)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) or (isinstance(value, torch.Tensor) and value.numel() == 1)
 
 
 def _synchronize(state: State) -> None:

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import copy
 import glob
+import hashlib
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from composer.callbacks import LRMonitor, MemoryMonitor, SpeedMonitor
 from composer.core import Callback, Evaluator
-from composer.loggers import InMemoryLogger
 from composer.loggers.run_recorder import RunRecorder
 from composer.recipes._actions import FinishedRun, describe_actions
 from composer.recipes._hparams import Recipe, Runs
-from composer.recipes._monitors import RunMonitor, RunProgressBar, StopAfter
+from composer.recipes._monitors import RunMemory, RunMonitor, RunProgressBar, StopAfter
 from composer.recipes._parts import Dataset
 from composer.recipes._results import Result, Run
 from composer.utils import dist, get_device
@@ -178,14 +179,14 @@ class _Session:
         return self.folder / f"{self.recipe.name}-seed{seed}"
 
     def remove_records(self) -> None:
-        """Remove this recipe's records of an earlier comparison."""
-        if self.folder is not None and dist.get_global_rank() == 0:
+        """Remove this recipe's records of an earlier comparison, unless its runs may go on."""
+        if self.folder is not None and self.settings.save_folder is None and dist.get_global_rank() == 0:
             for record in self.folder.glob(f"{glob.escape(self.recipe.name)}-seed*/run-rank*.jsonl"):
                 record.unlink()
 
     def train(self, seed: int) -> Run:
         """Train with a seed."""
-        memory, monitor = InMemoryLogger(), RunMonitor()
+        memory, monitor = RunMemory(), RunMonitor()
         loggers: list[Any] = [memory, monitor]
         if self.settings.progress:
             loggers.append(RunProgressBar(self.recipe.metrics[0].key))
@@ -198,18 +199,18 @@ class _Session:
             loggers.append(RunRecorder(self.folder_of(seed), group=self.recipe.name))
         began = time.perf_counter()
         with seed_context(seed):
-            trainer = self._trainer(seed, self._num_batches(), loggers, monitors)
+            trainer = self._trainer(seed, self._num_batches(), loggers, monitors, saving=self._saving(seed))
             if recorded:
                 trainer.logger.log_hyperparameters(_hyperparameters(self.recipe))
             trainer.fit()
-        seconds = time.perf_counter() - began
+        seconds = monitor.seconds_before + time.perf_counter() - began
         finished = FinishedRun(trainer.state, memory, monitor)
         actions = {type(each).__name__: describe_actions(each, finished) for each in trainer.state.algorithms}
         if recorded and actions:
             rows = [list(item) for item in actions.items()]
             trainer.logger.log_table(["algorithm", "action"], rows, name="algorithms")
         trainer.close()
-        scores = {metric.key: _series(memory, metric.key) for metric in self.recipe.metrics}
+        scores = {each.key: memory.series(f"metrics/{_EVAL_LABEL}/{each.key}") for each in self.recipe.metrics}
         samples = trainer.state.timestamp.sample.value
         return Run(seed, scores, monitor.tested_at, monitor.train_seconds, seconds, samples, actions)
 
@@ -218,6 +219,21 @@ class _Session:
         seed, batches = self.settings.seed, self._batches_per_epoch()
         with seed_context(seed):
             return _profile_run(lambda profiler: self._trainer(seed, batches, [], profiler=profiler), folder)
+
+    def _saving(self, seed: int) -> dict[str, Any]:
+        """Return arguments of the Trainer with which a run is saved, and goes on where it was."""
+        recipe, settings = self.recipe, self.settings
+        if settings.save_folder is None:
+            return {}
+        options = {key: value for key, value in _hyperparameters(recipe).items() if not isinstance(value, Path)}
+        described = repr((options, list(recipe.algorithms), settings.eval_interval))
+        digest = hashlib.sha256(described.encode()).hexdigest()[:8]
+        return {
+            "save_folder": f"{settings.save_folder.rstrip('/')}/{recipe.name}-seed{seed}-{digest}",
+            "save_interval": settings.eval_interval,
+            "save_num_checkpoints_to_keep": 2,  # if the newest one is damaged
+            "autoresume": True,
+        }
 
     def _num_batches(self) -> int:
         return max(1, round(self.recipe.training.epochs * self._batches_per_epoch()))
@@ -232,6 +248,7 @@ class _Session:
         loggers: list[Any],
         monitors: Sequence[Callback] = (),
         profiler: Any = None,
+        saving: Mapping[str, Any] = MappingProxyType({}),
     ) -> Trainer:
         """Return a Trainer in which only the seed determines random numbers. Call it under its `seed_context`."""
         from composer.trainer import Trainer  # imports torchmetrics, which takes seconds
@@ -259,6 +276,7 @@ class _Session:
             precision=settings.precision,
             seed=seed,
             deterministic_mode=settings.deterministic,
+            **saving,
         )
 
 
@@ -268,11 +286,6 @@ def _hyperparameters(recipe: Recipe) -> dict[str, Any]:
     groups = {name: asdict(part) for name, part in parts.items()}
     values = {f"{name}/{key}": value for name, group in groups.items() for key, value in group.items()}
     return values | {"recipe": recipe.name}
-
-
-def _series(memory: InMemoryLogger, metric: str) -> list[float]:
-    """Return the value of a metric at each evaluation."""
-    return [float(value) for _, value in memory.data[f"metrics/{_EVAL_LABEL}/{metric}"]]
 
 
 @contextmanager
