@@ -19,7 +19,7 @@ from composer.core import Event, State
 from composer.loggers import Logger
 from composer.testing import RandomClassificationDataset, SimpleModel
 from tools import pairs
-from tools.site import api, links, loop, methods, notebooks, pages
+from tools.site import api, links, loop, methods, models, notebooks, pages
 from tools.workspace import ROOT, Workspace
 
 WORKSPACE = Workspace()
@@ -163,6 +163,21 @@ def test_the_page_of_methods_has_a_row_for_each() -> None:
 
 
 # ---- the reference ---------------------------------------------------------------------------------------------------
+
+
+def test_every_model_has_a_card(names: list[api.PublicName]) -> None:
+    text = models.page(WORKSPACE, names)
+    found = [name for _, name, _ in models.models(WORKSPACE)]
+
+    assert {"composer_resnet", "UNet3D", "create_gpt2", "vit_small_patch16"} <= set(found)
+    for name in found:
+        card = text.partition(f"## {name} ")[2].partition("\n## ")[0]
+        assert "**Source**: " in card or name in ("ComposerClassifier", "HuggingFaceModel"), name
+        assert "| argument | default | meaning |" in card, name
+        assert "[Reference](reference/composer.models." in card, name
+    assert "| `num_classes` | `1000` | Number of classes. |" in text
+    assert "# torch.Size([2, 10])" in text
+    assert "Metrics" not in text.partition("## composer_resnet ")[2].partition("\n## ")[0]
 
 
 def test_a_public_name_is_documented_once_where_it_is_defined(names: list[api.PublicName]) -> None:

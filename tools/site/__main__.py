@@ -19,7 +19,7 @@ from pathlib import Path
 from tools import pairs
 from tools.compatibility import compatibility
 from tools.link_sources import link
-from tools.site import api, links, loop, methods, notebooks, pages
+from tools.site import api, links, loop, methods, models, notebooks, pages
 from tools.workspace import ROOT, Workspace
 
 _SITE = Path(__file__).parent
@@ -53,6 +53,7 @@ def write(folder: Path, *, run_tutorials: bool) -> int:
 
     results = pairs.pairs()
     texts["methods.md"] = methods.page(workspace, results)
+    texts["models.md"] = models.page(workspace, entries)
     texts["pairs.md"] = pairs.text_of(results)
     texts["changelogs.md"] = pages.changelogs(workspace)
     texts["compatibility.md"] = compatibility(workspace)

@@ -186,6 +186,7 @@ def navigation(workspace: Workspace, references: Iterable[str]) -> list[object]:
     return [
         {"Start": ["index.md", "how_it_works.md", {"Tutorials": [f"tutorials/{name}.md" for name in _TUTORIALS]}]},
         {"Methods": ["methods.md", "pairs.md", {"Cards": methods}]},
+        {"Models": "models.md"},
         {"Guides": [f"guides/{name}.md" for name in _GUIDES]},
         {"Packages": others},
         {"Reference": _by_package(references)},

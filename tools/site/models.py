@@ -1,0 +1,99 @@
+"""The page "Models": a card for each model of the packages, from its docstring."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from docstring_parser import DocstringStyle, parse
+
+from composer.models import ComposerModel
+from tools import pairs
+from tools.site.api import PublicName, page_of_module
+from tools.workspace import Package, Workspace
+
+__all__ = ["models", "page"]
+
+_HEAD = """# Models
+
+Each has its loss and its metrics, and trains in the Trainer or in your own loop. Any other module does, too: see
+[your own module](packages/composer-models/README.md#your-own-module). The numbers of their parameters, and the methods
+that they do not train with, are in the [table of the package](packages/composer-models/README.md#models).
+"""
+_ATTRIBUTION = re.compile(r"^(Source|Differs): ", re.MULTILINE)
+
+
+def models(workspace: Workspace) -> Iterator[tuple[Package, str, Callable[..., Any]]]:
+    """Yield the package, the name and the function or class of each model that is complete, with loss and metrics.
+
+    Args:
+        workspace: The packages, which must be installed.
+    """
+    import composer.models
+
+    for package in workspace.packages.values():
+        for name in package.entry_points.get("composer.models", {}):
+            made = getattr(composer.models, name)
+            kind = made if inspect.isclass(made) else inspect.signature(made, eval_str=True).return_annotation
+            if inspect.isclass(kind) and issubclass(kind, ComposerModel):
+                yield package, name, made
+
+
+def page(workspace: Workspace, names: Iterable[PublicName]) -> str:
+    """Return the page as Markdown.
+
+    Args:
+        workspace: The packages.
+        names: The public names, whose pages of the reference are linked.
+    """
+    references = {each.name: each for each in names if each.definition}
+    cards = [(name, package, _card(made)) for package, name, made in models(workspace)]
+    index = [
+        (f"[{name}](#{name})", text.partition("\n")[0], f"[{package.name}](packages/{package.name}/README.md)")
+        for name, package, text in cards
+    ]
+    parts = [_HEAD, pairs.table(("model", "what it is", "package"), index)]
+    for name, _, text in cards:
+        reference = references[name]
+        parts.append(f'## {name} {{ id="{name}" }}\n\n{text}')
+        parts.append(f"[Reference]({page_of_module(reference.page)}#{reference.definition})\n")
+    return "\n".join(parts)
+
+
+def _card(made: Callable[..., Any]) -> str:
+    """Return the description, the arguments and the attribution of a model from its docstring."""
+    text = inspect.cleandoc(made.__doc__ or "")
+    start = _ATTRIBUTION.search(text)
+    body, attribution = (text[: start.start()], text[start.start() :]) if start else (text, "")
+    parsed = parse(body, DocstringStyle.GOOGLE)
+    defaults = {name: each.default for name, each in inspect.signature(made).parameters.items()}
+    rows = [
+        (f"`{each.arg_name}`", _default(defaults[each.arg_name]), " ".join((each.description or "").split()))
+        for each in parsed.params
+        if each.args[0] == "param"
+    ]
+    examples = "".join(
+        f"```python\n{_program(each.description or each.snippet or '')}\n```\n\n" for each in parsed.examples
+    )
+    described = "\n\n".join(filter(None, (parsed.short_description, parsed.long_description)))
+    cells = [[cell.replace("|", "\\|") for cell in row] for row in rows]
+    table = pairs.table(("argument", "default", "meaning"), cells)
+    origins = _ATTRIBUTION.sub(r"\n**\1**: ", re.sub("\n +", "\n", attribution))
+    return f"{described}\n\n{table}\n{examples}{origins}\n"
+
+
+def _default(value: Any) -> str:
+    return "required" if value is inspect.Parameter.empty else f"`{value!r}`"
+
+
+def _program(example: str) -> str:
+    """Return the statements of an example without its prompts; what it prints becomes comments."""
+    lines = []
+    for line in example.splitlines():
+        if line.startswith((">>> ", "... ")):
+            lines.append(line[4:].partition("  # doctest:")[0])
+        elif line.strip():
+            lines.append(f"# {line}")
+    return "\n".join(lines)
