@@ -21,6 +21,7 @@ _LINK = re.compile(
 _ITEM = re.compile(r"(?:[-*]|\d+\.) ")
 _GUIDES = (
     "your_trainer",
+    "optimizers",
     "resuming",
     "stores",
     "many_machines",
