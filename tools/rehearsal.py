@@ -39,9 +39,9 @@ def rehearse(folder: Path, packages: Sequence[str]) -> tuple[list[str], list[str
     _run("git", "-C", str(clone), "remote", "remove", "origin")
     workspace = Workspace(clone)
     needed = workspace.closure(packages)
-    for name in set(workspace.names) - set(needed):
-        _run("git", "-C", str(clone), "rm", "-r", "--quiet", f"packages/{name}")
-    _run("git", "-C", str(clone), "commit", "--quiet", "--message", "Only what is rehearsed")
+    if unneeded := [f"packages/{name}" for name in set(workspace.names) - set(needed)]:
+        _run("git", "-C", str(clone), "rm", "-r", "--quiet", *unneeded)
+        _run("git", "-C", str(clone), "commit", "--quiet", "--message", "Only what is rehearsed")
     store = folder / "index"
     store.mkdir()
     with _index(store) as url:
