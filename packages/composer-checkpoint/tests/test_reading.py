@@ -20,7 +20,7 @@ from composer.checkpoint import (
     safe_torch_load,
     save_checkpoint,
 )
-from composer.checkpoint.shards import identify_run, read_index
+from composer.checkpoint.shards import fetch_run, identify_run, read_index
 from composer.core import State
 from composer.testing import SimpleModel, deep_compare
 from composer.utils.reproducibility import get_rng_state
@@ -176,3 +176,23 @@ def test_places_that_contradict_each_other_are_damage(paths: dict[str, Any], tmp
     (tmp_path / ".metadata").write_bytes(pickle.dumps(index))
     with pytest.raises(CorruptCheckpointError, match="its index misplaces"):
         load_checkpoint(tmp_path, fresh_state())
+
+
+@one_process
+def test_shards_of_another_kind_are_not_fetched_and_nothing_else_is_removed(tmp_path: Path) -> None:
+    dcp.save({"state/model/weight": torch.ones(2)}, checkpoint_id=tmp_path / "store", no_dist=True)
+    (tmp_path / "target").mkdir()
+    fetched: list[str] = []
+
+    def get(name: str, path: Path) -> None:
+        path.write_bytes((tmp_path / "store" / name).read_bytes())
+        fetched.append(name)
+
+    assert not fetch_run(get, "", tmp_path / "target")
+    assert fetched == [".metadata"]
+    assert not (tmp_path / "target").exists()
+    (tmp_path / "target").mkdir()
+    (tmp_path / "target" / "notes.txt").write_text("mine")
+    with pytest.raises(OSError, match="not empty"):
+        fetch_run(get, "", tmp_path / "target")
+    assert (tmp_path / "target" / "notes.txt").read_text() == "mine"

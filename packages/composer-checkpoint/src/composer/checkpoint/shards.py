@@ -709,7 +709,8 @@ def fetch_run(get: Callable[[str, Path], None], name: str, target: Path) -> bool
     else:
         files = None
     if files is None:
-        shutil.rmtree(target)
+        (target / INDEX).unlink(missing_ok=True)
+        target.rmdir()
         return False
     for file in files:
         if Path(file).name != file:

@@ -364,9 +364,7 @@ def _own(names: Iterable[str], patterns: Sequence[str], linked: str | None) -> l
         path = posixpath.normpath(name.removesuffix(f"/{STATES}"))
         inside = posixpath.dirname(path)
         return path == linked or any(
-            # A field may match a "/".
-            inside == folder or (inside.count("/") == folder.count("/") and counts_of_name(inside, folder) is not None)
-            for folder in ("", *folders)
+            inside == folder or counts_of_name(inside, folder) is not None for folder in ("", *folders)
         )
 
     return [name for name in names if is_own(name)]
@@ -401,6 +399,14 @@ def _is_indexed_remote(inside: Storage, folder: str) -> bool:
             return is_index_of_run(local / INDEX)
         except FileNotFoundError:  # it was removed meanwhile
             return False
+        except (CorruptCheckpointError, UnsafeCheckpointError):
+            raise
+        except Exception as error:
+            if not inside.is_damaged(name, error):
+                raise
+            raise CorruptCheckpointError(
+                inside.uri(name), f"the store works, but does not deliver it: {error}"
+            ) from error
 
 
 def _with_other_names(
