@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
+import importlib.util
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -30,6 +32,7 @@ _NEED_GPU = ("mark.gpu", "AlgorithmContract", "DatasetTransformContract")
 _PRESENT = ("torch", "torchvision", "torchmetrics", "numpy", "pytest", "pillow")  # and what these need
 _PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64", "manylinux1_x86_64")
 _LIMIT = 480  # seconds
+_GRACE = 20  # seconds for the results of tests that are stopped
 
 
 def gpu_tests(root: Path) -> dict[str, list[str]]:
@@ -106,13 +109,14 @@ def _is_ours(name: str) -> bool:
     return name.startswith("composer-")
 
 
-def run(out: Path, wheels: Path | None = None, limit: float = _LIMIT) -> int:
+def run(out: Path, wheels: Path | None = None, limit: float = _LIMIT, figures: bool = True) -> int:
     """Run the tests that need a GPU and then the figures; write both to a JSON file.
 
     Args:
         out: The file.
         wheels: A folder that `bundle` filled; None: the packages are installed.
-        limit: Seconds after which nothing is begun any more.
+        limit: Seconds after which tests are stopped and nothing is begun any more.
+        figures: Measure the figures too.
 
     Returns:
         The exit code: 0 if everything ran and passed.
@@ -135,18 +139,19 @@ def run(out: Path, wheels: Path | None = None, limit: float = _LIMIT) -> int:
             for test in as_completed(tests):
                 report["tests"][tests[test]] = test.result()
                 out.write_text(json.dumps(report, indent=2), encoding="utf-8")  # if the machine goes away
-        figures = Path(scratch, "figures.json")
-        command = [sys.executable, "-m", "tools.bench", "gpu", "--json", str(figures)]
-        subprocess.run(command, check=False, cwd=_ROOT, env=environment)
-        if figures.exists():
-            report["figures"] = json.loads(figures.read_text(encoding="utf-8"))
+        measured = Path(scratch, "figures.json")
+        if figures:
+            command = [sys.executable, "-m", "tools.bench", "gpu", "--json", str(measured)]
+            subprocess.run(command, check=False, cwd=_ROOT, env=environment)
+        if measured.exists():
+            report["figures"] = json.loads(measured.read_text(encoding="utf-8"))
     report["seconds"] = round(time.monotonic() - start)
     out.write_text(json.dumps(report, indent=2), encoding="utf-8")
     failed = {name: result for name, result in report["tests"].items() if result["exit"] != 0}
     for name, result in failed.items():
         print(f"{name}: exit code {result['exit']}, failed: {', '.join(result['failed']) or 'none'}")
     print(f"written to {out}")
-    return 1 if failed or report["figures"] is None else 0
+    return 1 if failed or (figures and report["figures"] is None) else 0
 
 
 def _test(name: str, files: Sequence[str], left: float, scratch: Path, environment: dict[str, str]) -> dict[str, Any]:
@@ -155,15 +160,20 @@ def _test(name: str, files: Sequence[str], left: float, scratch: Path, environme
         return {"exit": "not run: no time left", "passed": 0, "failed": [], "skipped": []}
     results = scratch / f"{name}.xml"
     command = [sys.executable, "-m", "pytest", "-p", "tools.gpu", "-q", "-rs", f"--junitxml={results}", *files]
+    if name == "tests" and importlib.util.find_spec("xdist") is not None:
+        command += ["-n", str(max(1, (os.cpu_count() or 1) // 2))]
     log = scratch / f"{name}.log"
-    try:
-        with log.open("wb") as stream:  # several run at once
-            run = subprocess.run(
-                command, cwd=_ROOT, env=environment, check=False, timeout=left, stdout=stream, stderr=subprocess.STDOUT
-            )
-        code: int | str = run.returncode
-    except subprocess.TimeoutExpired:
-        code = "stopped: no time left"
+    with log.open("wb") as stream:  # several run at once
+        run = subprocess.Popen(command, cwd=_ROOT, env=environment, stdout=stream, stderr=subprocess.STDOUT)
+        try:
+            code: int | str = run.wait(left)
+        except subprocess.TimeoutExpired:
+            code = "stopped: no time left"
+            run.send_signal(signal.SIGINT)  # pytest writes the results so far
+            try:
+                run.wait(_GRACE)
+            except subprocess.TimeoutExpired:
+                run.kill()
     print(f"==== {name} ====\n{log.read_text(errors='replace')}", flush=True)
     cases = list(ElementTree.parse(results).iter("testcase")) if results.exists() else []
     names = {case: f"{case.get('classname')}::{case.get('name')}" for case in cases}
@@ -185,11 +195,12 @@ def main(arguments: list[str] | None = None) -> int:
     running.add_argument("--out", type=Path, default=Path("gpu.json"))
     running.add_argument("--wheels", type=Path)
     running.add_argument("--limit", type=float, default=_LIMIT, help="seconds (default: %(default)s)")
+    running.add_argument("--no-figures", dest="figures", action="store_false", help="run the tests only")
     options = parser.parse_args(arguments)
     if options.command == "bundle":
         bundle(options.folder, options.python, options.present)
         return 0
-    return run(options.out, options.wheels, options.limit)
+    return run(options.out, options.wheels, options.limit, options.figures)
 
 
 if __name__ == "__main__":

@@ -61,10 +61,9 @@ class Loop:
         AcceleratorState._reset_state(reset_partial_state=True)
         GradientState._reset_state()
         self.accelerator = Accelerator(
-            cpu=True,
             gradient_accumulation_steps=accumulate,
             mixed_precision=precision,
-            **options.pop("accelerator", {}),
+            **{"cpu": True, **options.pop("accelerator", {})},
         )
         self.layers = layers()
         settings: dict[str, Any] = {"max_duration": f"{EPOCHS}ep", "loss": criterion, "seed": SEED, **options}
@@ -496,3 +495,15 @@ def test_a_class_is_no_algorithm() -> None:
     algorithms: Any = [EMA]
     with pytest.raises(TypeError, match=r"got the class `EMA`; pass `EMA\(\.\.\.\)`"):
         AcceleratedRun(Accelerator(cpu=True), layers(), algorithms, loss=criterion, max_duration="1ep")
+
+
+# ---- on a GPU ----
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("label", ALGORITHMS)
+def test_the_weights_on_a_gpu_equal_those_of_our_trainer(label: str) -> None:
+    expected = with_our_trainer(label, device="gpu", precision="fp32")
+
+    deep_compare(expected, Loop(ALGORITHMS[label](), accelerator={"cpu": False}).train())

@@ -5,9 +5,13 @@ from __future__ import annotations
 import importlib
 import inspect
 
+import pytest
+import torch
+
 import composer.functional
 from composer import algorithms
 from composer.core import Algorithm
+from composer.testing import HostProblem
 
 CLASSES = (
     "Alibi AugMix BlurPool ChannelsLast ColOut CutMix CutOut EMA Factorize FusedLayerNorm GatedLinearUnits "
@@ -51,3 +55,13 @@ def test_no_name_hides_the_module_that_an_algorithm_lives_in() -> None:
         module = importlib.import_module(f"composer.algorithms.{package}.{package}")
 
         assert getattr(importlib.import_module(f"composer.algorithms.{package}"), package) is module
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_methods_of_several_packages_train_together_on_a_gpu() -> None:
+    methods = [algorithms.MixUp(), algorithms.LabelSmoothing(), algorithms.SAM(), algorithms.EMA(half_life="2ba")]
+    weights = HostProblem.train(methods, device="gpu", precision="amp_bf16")
+
+    assert {value.device.type for value in weights.values()} == {"cuda"}
+    assert all(value.isfinite().all() for value in weights.values())

@@ -746,3 +746,30 @@ def test_validation_function_is_asked(tmp_path: Path, monkeypatch: pytest.Monkey
     assert _ensure_valid_checkpoint(tmp_path / "small", [(0, 1)]) == tmp_path / "small"
     with pytest.raises(ValueError, match=re.escape(f"`{__name__}.accept_small_files`")):
         _torch_load_with_validation(tmp_path / "a.pt")
+
+
+# ---- on a GPU ----
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("save_format", ["pt", "safetensors"])
+@pytest.mark.parametrize(("saved", "loaded"), [("cuda", "cpu"), ("cpu", "cuda"), ("cuda", "cuda")])
+def test_checkpoints_move_between_devices(tmp_path: Path, save_format: Any, saved: str, loaded: str) -> None:
+    def on(device: str, seed: int) -> tuple[Net, torch.optim.Adam]:
+        net = Net(seed).to(device)
+        optimizer = adam(net)
+        net(torch.ones(2, 3, device=device)).square().sum().backward()
+        optimizer.step()
+        return net, optimizer
+
+    net, optimizer = on(saved, 1)
+    state = State(model=net, optimizers=optimizer, run_name="run", max_duration="2ep")
+    folder = save_checkpoint_to_disk(tmp_path, state, CheckpointSaveOptions(save_format=save_format))
+    other, other_optimizer = on(loaded, 2)
+    load_checkpoint(folder, model=other, optim=other_optimizer)
+
+    found, expected = ((*one.state_dict().values(),) for one in (other, net))
+    moments = [[one.state[p]["exp_avg"] for p in one.param_groups[0]["params"]] for one in (other_optimizer, optimizer)]
+    assert {value.device.type for value in (*found, *moments[0])} == {loaded}
+    deep_compare([value.cpu() for value in (*found, *moments[0])], [value.cpu() for value in (*expected, *moments[1])])

@@ -253,3 +253,15 @@ raise ValueError("a crash")
     assert "ValueError: a crash" in run.stderr
     [found] = stored()
     assert [(n, n) for n in range(50)] == found.curve("loss")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_step_does_not_wait_for_the_device(start: Any, stored: Any, offline: Any) -> None:
+    run = start(offline(), device="cuda")
+    run.fit()
+    run.close()
+
+    [found] = stored()
+    assert [(n, n + 1) for n in range(5)] == found.curve("loss")
+    assert [(n, (n + 1) / 4) for n in range(5)] == found.curve("accuracy")

@@ -15,6 +15,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+import torch
 from tiny_tasks import tiny
 
 from composer.evidence import Incomplete, Ledger, Runner, RunResult, RunSpec, _preload, merge
@@ -226,3 +227,14 @@ def test_a_run_holds_the_machine_itself_and_time_is_measured_alone(
 def test_bad_options_are_refused(runner: Callable[..., Runner], options: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         runner(**options)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_run_on_a_gpu_knows_its_device_and_its_memory() -> None:
+    found, again = run(spec(seed=1, device="gpu")), run(spec(seed=1, device="gpu"))
+
+    assert found.status == "finished"
+    assert found.metrics == again.metrics
+    assert found.environment["hardware"] == torch.cuda.get_device_name()
+    assert found.peak_bytes > 0

@@ -18,6 +18,7 @@ from exporting import (
     conv_batch,
     expected,
     loaded,
+    trained_conv,
     widen,
 )
 
@@ -328,3 +329,21 @@ def test_rank_0_exports_a_model_in_ddp_and_all_ranks_refuse_a_sharded_one(tmp_pa
     assert [file.name for file in tmp_path.iterdir()] == ["rank0.pt2"]
     x = torch.randn(3, 1, 2, 2)
     assert_same(loaded(tmp_path / "rank0.pt2")(x), expected(SimpleModel(), (x, None)), depth=5)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize(
+    ("save_format", "name", "call"),
+    [
+        ("torch_export", "model.pt2", lambda path, batch: loaded(path)(batch[0])),
+        ("torchscript", "model.pt", lambda path, batch: torch.jit.load(path)(batch)),
+    ],
+)
+def test_a_model_on_a_gpu_gives_a_file_for_the_cpu(tmp_path: Path, save_format: str, name: str, call: Any) -> None:
+    model, batch = trained_conv(), conv_batch()
+    on_gpu = copy.deepcopy(model).cuda()
+    export_for_inference(on_gpu, save_format, tmp_path / name, sample_input=tuple(part.cuda() for part in batch))
+
+    assert {parameter.device.type for parameter in on_gpu.parameters()} == {"cuda"}
+    assert_same(call(tmp_path / name, batch), expected(model, batch), depth=8 * 9)

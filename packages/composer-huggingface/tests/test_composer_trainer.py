@@ -199,8 +199,7 @@ def with_our_trainer(label: str, **options: Any) -> dict[str, Any]:
         algorithms=ALGORITHMS[label](),
         seed=SEED,
         progress_bar=False,
-        device="cpu",
-        **{"max_duration": f"{EPOCHS}ep", **options},
+        **{"max_duration": f"{EPOCHS}ep", "device": "cpu", **options},
     )
     trainer.fit()
     return copy.deepcopy(model.layers.state_dict())
@@ -906,3 +905,15 @@ def test_methods_may_be_called_outside_training() -> None:
     assert isinstance(trainer.optimizer, SAMOptimizer)
     assert isinstance(trainer.optimizer.base_optimizer, torch.optim.SGD)
     assert loss.isfinite()
+
+
+# ---- on a GPU ----
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("label", ALGORITHMS)
+def test_the_weights_on_a_gpu_equal_those_of_our_trainer(label: str) -> None:
+    expected = with_our_trainer(label, device="gpu", precision="fp32")
+
+    deep_compare(expected, fit(label, use_cpu=False))

@@ -52,7 +52,7 @@ class Training:
     """Engines of a user, with an evaluation after each epoch."""
 
     def __init__(self, algorithms: Any, trainer: dict[str, Any] | None = None, **options: Any) -> None:
-        self.layers = layers()
+        self.layers = layers().to(options.pop("device", "cpu"))
         settings: dict[str, Any] = {"max_duration": f"{EPOCHS}ep", "loss": criterion, "seed": SEED, **options}
         self.run = IgniteRun(self.layers, algorithms, optimizer=sgd(self.layers), **settings)
         self.trainer = self.run.create_supervised_trainer(**(trainer or {}))
@@ -418,3 +418,15 @@ def test_a_duration_in_batches_is_reached() -> None:
     run = IgniteRun(net, optimizer=sgd(net), loss=criterion, max_duration="7ba")
     run.create_supervised_trainer().run(data(), max_epochs=2)
     assert run.run.state.timestamp.batch == 7
+
+
+# ---- on a GPU ----
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("label", ALGORITHMS)
+def test_the_weights_on_a_gpu_equal_those_of_our_trainer(label: str) -> None:
+    expected = with_our_trainer(label, device="gpu", precision="fp32")
+
+    deep_compare(expected, Training(ALGORITHMS[label](), device="cuda", precision="fp32").train())

@@ -53,10 +53,24 @@ def lonely(folder: str) -> None:
     sys.exit(5)
 
 
+def sum_on_devices() -> None:
+    """Add up one number of each rank with NCCL; rank 0 prints the sum."""
+    import torch
+
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    torch.distributed.init_process_group("nccl")
+    number = torch.full((), int(RANK) + 1, device="cuda")
+    torch.distributed.all_reduce(number)
+    if RANK == "0":
+        print(json.dumps({"world": torch.distributed.get_world_size(), "sum": number.item()}))
+    torch.distributed.destroy_process_group()
+
+
 def _ignore() -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
 
 
 if __name__ == "__main__":
-    {"report": report, "stubborn": stubborn, "patient": patient, "lonely": lonely}[sys.argv[1]](*sys.argv[2:])
+    functions = (report, stubborn, patient, lonely, sum_on_devices)
+    {function.__name__: function for function in functions}[sys.argv[1]](*sys.argv[2:])

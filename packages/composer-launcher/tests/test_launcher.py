@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from composer.cli._plan import Plan, parse_plan
 from composer.cli.launcher import main
@@ -270,3 +271,13 @@ def test_a_port_in_use_is_reported(capfd: pytest.CaptureFixture[str]) -> None:
     assert status == 2
     assert f"composer: error: `--master_port` must be a free port, got {port}: " in shown.err
     assert shown.out == ""
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_process_per_device_and_collectives_of_nccl() -> None:
+    run = subprocess.run([*COMPOSER, ACTOR, "sum_on_devices"], capture_output=True, text=True, timeout=120, check=False)
+
+    count = torch.cuda.device_count()
+    assert run.returncode == 0, run.stderr
+    assert json.loads(run.stdout) == {"world": count, "sum": count * (count + 1) // 2}

@@ -481,3 +481,16 @@ def test_a_search_for_the_learning_rate_is_refused() -> None:
     with pytest.raises(ValueError, match="`LearningRateFinder`, which `Tuner` uses, must not run"):
         Tuner(trainer_of(callback)).lr_find(net, data())
     trainer_of(callback).fit(net, data())
+
+
+# ---- on a GPU ----
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("label", ALGORITHMS)
+def test_the_weights_on_a_gpu_equal_those_of_our_trainer(label: str) -> None:
+    expected = with_our_trainer(label, device="gpu", precision="fp32")
+    found = fit(label, accelerator="gpu", devices=1)
+
+    deep_compare(*({name: value.cpu() for name, value in one.items()} for one in (expected, found)))

@@ -579,3 +579,15 @@ def test_it_can_be_copied_during_a_run(start: Any, arguments: Any) -> None:
         assert copied._run_id == logger._run_id
         copied.close(None, None)
         copied.post_close()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_step_does_not_wait_for_the_device(start: Any, client: Any, arguments: Any) -> None:
+    run = start(MLFlowLogger(**arguments), device="cuda")
+    run.fit()
+    run.close()
+
+    stored = only_run(client, arguments)
+    assert [(n, n + 1) for n in range(5)] == history(client, stored.info.run_id, "loss")
+    assert [(n, (n + 1) / 4) for n in range(5)] == history(client, stored.info.run_id, "accuracy")

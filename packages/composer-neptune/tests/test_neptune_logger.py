@@ -279,3 +279,15 @@ raise ValueError("a crash")
     [found] = stored()
     assert [(n, n) for n in range(50)] == found.series("training/metrics/loss")
     assert found.value("sys/failed") is True
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_step_does_not_wait_for_the_device(start: Any, stored: Any, make: Any) -> None:
+    run = start(make(), device="cuda")
+    run.fit()
+    run.close()
+
+    [found] = stored()
+    assert [(n, n + 1) for n in range(5)] == found.series("training/metrics/loss")
+    assert [(n, (n + 1) / 4) for n in range(5)] == found.series("training/metrics/accuracy")

@@ -180,3 +180,13 @@ def test_what_cannot_be_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ModuleNotFoundError, match="composer-profiler\\[memory\\]"):
         export_memory_timeline_html(recorded(), tmp_path / "m.html")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_trace_holds_the_kernels_of_a_gpu(make_trainer: Callable[..., Trainer]) -> None:
+    files = Files()
+    make_trainer(profiler_of(files), device="gpu", precision="fp32").fit()
+
+    for trace in files.traces:
+        assert any(event.get("cat") == "kernel" for event in trace["traceEvents"])

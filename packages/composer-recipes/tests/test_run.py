@@ -302,3 +302,14 @@ def test_other_options_are_other_runs(tiny: Make, one: Runs, tmp_path: Path) -> 
     assert len(list((tmp_path / "saved").iterdir())) == 2
     with pytest.raises(ValueError, match="`save_folder` must be a folder or a URI"):
         Runs(save_folder="")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("precision", ["fp32", "amp_bf16"])
+def test_a_recipe_trains_on_a_gpu(tiny: Make, one: Runs, precision: str) -> None:
+    result = run(tiny("mixed", (MixUp(),)), replace(one, device="gpu", precision=precision)).runs[0]
+
+    assert len(result.scores["CrossEntropy"]) == 2
+    assert all(map(math.isfinite, result.scores["CrossEntropy"]))
+    assert result.train_seconds > 0

@@ -94,9 +94,8 @@ def train(folder: Path, max_duration: str = "3ep", seed: int = 1, group: str | N
         run_name=options.pop("run_name", folder.name),
         auto_log_hparams=True,
         progress_bar=False,
-        device="cpu",
         seed=seed,
-        **options,
+        **{"device": "cpu", **options},
     )
     trainer.fit()
     trainer.close()

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from composer.report import Checkpoint, Run, Series, write_report
 from composer.report._page import render
@@ -265,3 +266,12 @@ def test_the_module_runs_too(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
         runpy.run_module("composer.report", run_name="__main__")
 
     assert "RUN_FOLDER" in capsys.readouterr().out
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_run_on_a_gpu_has_a_page_of_its_values(run_trainer: Any, tmp_path: Path) -> None:
+    folder = run_trainer(tmp_path / "run", device="gpu", precision="fp32")
+    page = Page(page_of(folder, tmp_path))
+
+    assert torch.cuda.get_device_name() in " ".join(page.text)

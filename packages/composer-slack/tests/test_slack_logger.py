@@ -320,3 +320,13 @@ def test_it_survives_all_events_copies_and_a_new_run(slack: Slack, make: Any) ->
     again.close()
 
     assert ["loss: 1", "loss: 1"] == slack.texts
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_step_does_not_wait_for_the_device(slack: Slack, make: Any) -> None:
+    run = LoggedRun(make(["loss", "accuracy"], log_interval="1ba"), device="cuda")
+    run.fit()
+    run.close()
+
+    assert "loss: 5, accuracy: 1.25" == slack.texts[-1]

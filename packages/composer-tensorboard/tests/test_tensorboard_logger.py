@@ -427,3 +427,12 @@ def test_what_could_not_be_written_names_where_the_rest_is(start: Any, caplog: p
         run.close()
 
     assert f"What was written is kept in {str(Path('here', 'my-run'))!r}; the rest is lost." in caplog.text
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_step_does_not_wait_for_the_device(start: Any, curve: Any) -> None:
+    start(TensorboardLogger(), device="cuda").fit()
+
+    assert [(0, 1), (1, 2), (2, 3), (3, 4), (4, 5)] == curve("loss")
+    assert [(n, (n + 1) / 4) for n in range(5)] == curve("accuracy")

@@ -439,3 +439,15 @@ def test_what_could_not_be_handed_over_names_where_the_rest_is(
         run.close()
 
     assert f"What W&B has taken is kept in {logger.run_dir} for `wandb sync`" in caplog.text
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_step_does_not_wait_for_the_device(start: Any, stored: Any, offline: Any) -> None:
+    run = start(WandBLogger(**offline), device="cuda")
+    run.fit()
+    run.close()
+
+    [found] = stored()
+    assert [(n, n + 1) for n in range(5)] == found.curve("loss")
+    assert [(n, (n + 1) / 4) for n in range(5)] == found.curve("accuracy")

@@ -108,7 +108,7 @@ def load_checkpoint(
 
     Args:
         load_path: Its folder, or the URI of its folder.
-        load_options: What to load, and how; by default the model.
+        load_options: What to load, and how; by default the model, and the optimizer if `optim` is given.
         model: The model to load into; that of `state` by default.
         optim: The optimizer to load into; those of `state` by default.
         state: The run to load the rest into.
@@ -124,7 +124,7 @@ def load_checkpoint(
         UnsafeCheckpointError: It holds types whose loading could run code.
         RuntimeError: The names or shapes do not match.
     """
-    options = CheckpointLoadOptions() if load_options is None else load_options
+    options = CheckpointLoadOptions(load_optimizer=optim is not None) if load_options is None else load_options
     optimizers = [] if optim is None else [optim]
     if state is not None:
         model = state.model if model is None else model

@@ -81,7 +81,7 @@ class HostProblem:
 
         Args:
             algorithms: The algorithms.
-            **options: Arguments of the `Trainer`.
+            **options: Arguments of the `Trainer`, whose device is the CPU by default.
         """
         from composer import Trainer
 
@@ -95,8 +95,7 @@ class HostProblem:
             algorithms=algorithms,
             seed=cls.seed,
             progress_bar=False,
-            device="cpu",
-            **options,
+            **{"device": "cpu", **options},
         )
         trainer.fit()
         trainer.close()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 
 from composer.core import Engine, State
@@ -18,6 +21,7 @@ class LoggedRun:
         *loggers: The logger destinations.
         name: The name of the run.
         duration: The `max_duration` of the run.
+        device: The device of the losses and accuracies. On "cuda", what waits for it within a step raises an error.
 
     Attributes:
         state: The state, with five batches.
@@ -39,7 +43,10 @@ class LoggedRun:
         >>> run.close()
     """
 
-    def __init__(self, *loggers: LoggerDestination, name: str = "my-run", duration: str = "5ba") -> None:
+    def __init__(
+        self, *loggers: LoggerDestination, name: str = "my-run", duration: str = "5ba", device: str = "cpu"
+    ) -> None:
+        self._device = device
         loader = [None] * 5
         self.state = State(model=torch.nn.Linear(1, 1), max_duration=duration, run_name=name, dataloader=loader)
         self.state.callbacks = list(loggers)
@@ -57,16 +64,32 @@ class LoggedRun:
         self.engine.run_event("fit_start")
         for _ in range(batches):
             trained = self.state.timestamp.batch.value
-            accuracy = DeferredValue(lambda number=trained + 1: torch.tensor(number / 4))  # type: ignore[misc]
-            self.logger.log_metrics({"time/batch": trained})
-            loss = DeferredValue.of_tensor(torch.tensor(float(trained + 1)))
-            self.logger.log_metrics({"loss": loss, "accuracy": accuracy})
-            self.state.timestamp = self.state.timestamp.to_next_batch(samples=2)
-            self.engine.run_event("batch_end")
-            accuracy.expire()
+            accuracy = DeferredValue(lambda number=trained + 1: self._value(number / 4))  # type: ignore[misc]
+            with self._no_waiting():
+                self.logger.log_metrics({"time/batch": trained})
+                loss = DeferredValue.of_tensor(self._value(trained + 1))
+                self.logger.log_metrics({"loss": loss, "accuracy": accuracy})
+                self.state.timestamp = self.state.timestamp.to_next_batch(samples=2)
+                self.engine.run_event("batch_end")
+                accuracy.expire()
         if end:
             self.engine.run_event("epoch_end")
             self.engine.run_event("fit_end")
+
+    def _value(self, value: float) -> torch.Tensor:
+        return torch.full((), float(value), device=self._device)
+
+    @contextmanager
+    def _no_waiting(self) -> Iterator[None]:
+        if torch.device(self._device).type != "cuda":
+            yield
+            return
+        mode = torch.cuda.get_sync_debug_mode()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode(mode)
 
     def evaluate(self, result: float) -> None:
         """Evaluate with the label "eval".
