@@ -109,7 +109,9 @@ def _is_ours(name: str) -> bool:
     return name.startswith("composer-")
 
 
-def run(out: Path, wheels: Path | None = None, limit: float = _LIMIT, figures: bool = True) -> int:
+def run(
+    out: Path, wheels: Path | None = None, limit: float = _LIMIT, figures: bool = True, only: Sequence[str] = ()
+) -> int:
     """Run the tests that need a GPU and then the figures; write both to a JSON file.
 
     Args:
@@ -117,6 +119,7 @@ def run(out: Path, wheels: Path | None = None, limit: float = _LIMIT, figures: b
         wheels: A folder that `bundle` filled; None: the packages are installed.
         limit: Seconds after which tests are stopped and nothing is begun any more.
         figures: Measure the figures too.
+        only: The folders whose tests are run, "tests" for those of the root. Empty: all.
 
     Returns:
         The exit code: 0 if everything ran and passed.
@@ -129,7 +132,7 @@ def run(out: Path, wheels: Path | None = None, limit: float = _LIMIT, figures: b
             _install(wheels, Path(scratch, "site"))
             paths = [str(Path(scratch, "site")), os.environ.get("PYTHONPATH", "")]
             environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-        groups = gpu_tests(_ROOT)
+        groups = {name: files for name, files in gpu_tests(_ROOT).items() if not only or name in only}
         with ThreadPoolExecutor(max(1, min(len(groups), (os.cpu_count() or 1) // 2))) as pool:
             left = limit - (time.monotonic() - start)
             tests = {
@@ -161,7 +164,7 @@ def _test(name: str, files: Sequence[str], left: float, scratch: Path, environme
     results = scratch / f"{name}.xml"
     command = [sys.executable, "-m", "pytest", "-p", "tools.gpu", "-q", "-rs", f"--junitxml={results}", *files]
     if name == "tests" and importlib.util.find_spec("xdist") is not None:
-        command += ["-n", str(max(1, (os.cpu_count() or 1) // 2))]
+        command += ["-n", str(max(1, (os.cpu_count() or 1) // 2)), "-p", "no:benchmark"]  # which warns of the former
     log = scratch / f"{name}.log"
     with log.open("wb") as stream:  # several run at once
         run = subprocess.Popen(command, cwd=_ROOT, env=environment, stdout=stream, stderr=subprocess.STDOUT)
@@ -196,11 +199,12 @@ def main(arguments: list[str] | None = None) -> int:
     running.add_argument("--wheels", type=Path)
     running.add_argument("--limit", type=float, default=_LIMIT, help="seconds (default: %(default)s)")
     running.add_argument("--no-figures", dest="figures", action="store_false", help="run the tests only")
+    running.add_argument("--only", nargs="+", default=(), choices=sorted(gpu_tests(_ROOT)), metavar="NAME")
     options = parser.parse_args(arguments)
     if options.command == "bundle":
         bundle(options.folder, options.python, options.present)
         return 0
-    return run(options.out, options.wheels, options.limit, options.figures)
+    return run(options.out, options.wheels, options.limit, options.figures, options.only)
 
 
 if __name__ == "__main__":

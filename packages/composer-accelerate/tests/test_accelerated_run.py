@@ -11,7 +11,7 @@ import pytest
 import torch
 from accelerate import Accelerator, DistributedDataParallelKwargs
 from accelerate.state import AcceleratorState, GradientState
-from accelerate.utils import DistributedType
+from accelerate.utils import DistributedType, send_to_device
 from safetensors.torch import load_file
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.nn.functional import cross_entropy
@@ -89,7 +89,7 @@ class Loop:
             self.training.append(self.layers[0].weight.detach().clone())
             with self.run.evaluation(data()):
                 torch.rand(3)  # drawn by other code
-                for batch in data():
+                for batch in send_to_device(list(data()), self.accelerator.device):
                     assert self.run.eval_forward(batch).shape == (BATCH, 4)
                 self.seen.append(self.layers[0].weight.detach().clone())
         return copy.deepcopy(self.layers.state_dict())

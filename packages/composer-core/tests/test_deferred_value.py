@@ -150,7 +150,7 @@ def test_fetch_does_not_wait_for_the_device() -> None:
     matrix = torch.randn(4096, 4096, device="cuda")
     for _ in range(3):
         matrix @ matrix  # warm up
-    DeferredValue.fetch([DeferredValue.of_tensor(matrix[0, 0])])  # the first pinned memory is allocated, which waits
+    DeferredValue.fetch([DeferredValue.of_tensor(matrix[0, i]) for i in (0, 1)])  # allocates pinned memory, which waits
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:

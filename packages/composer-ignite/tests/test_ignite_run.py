@@ -52,11 +52,12 @@ class Training:
     """Engines of a user, with an evaluation after each epoch."""
 
     def __init__(self, algorithms: Any, trainer: dict[str, Any] | None = None, **options: Any) -> None:
-        self.layers = layers().to(options.pop("device", "cpu"))
+        device = options.pop("device", None)
+        self.layers = layers().to(device)
         settings: dict[str, Any] = {"max_duration": f"{EPOCHS}ep", "loss": criterion, "seed": SEED, **options}
         self.run = IgniteRun(self.layers, algorithms, optimizer=sgd(self.layers), **settings)
-        self.trainer = self.run.create_supervised_trainer(**(trainer or {}))
-        self.evaluator = self.run.create_supervised_evaluator(metrics={"accuracy": Accuracy()})
+        self.trainer = self.run.create_supervised_trainer(**{"device": device, **(trainer or {})})
+        self.evaluator = self.run.create_supervised_evaluator(metrics={"accuracy": Accuracy()}, device=device)
         self.seen: list[torch.Tensor] = []
         self.training: list[torch.Tensor] = []
 
