@@ -61,9 +61,15 @@ class NoWaiting(Callback):
 
 
 def fit(
-    *, callbacks: Any = (), lower: bool = False, kind: type[Unmasked] = Unmasked, precision: str = "", **arguments: Any
+    *,
+    callbacks: Any = (),
+    lower: bool = False,
+    kind: type[Unmasked] = Unmasked,
+    precision: str = "",
+    saves: bool = False,
+    **arguments: Any,
 ) -> Trainer:
-    """Train for some steps that must not wait."""
+    """Train for some steps that must not wait, except for what is saved after them."""
     model = kind(norm=partial(torch.nn.GroupNorm, 4) if lower else torch.nn.BatchNorm2d)
     batches = DataLoader(noise(8 * STEPS + 8), batch_size=8, collate_fn=captioned, pin_memory=True)
     trainer = Trainer(
@@ -75,7 +81,7 @@ def fit(
         precision=precision or ("amp_bf16" if lower else "fp32"),
         progress_bar=False,
         seed=0,
-        callbacks=[*callbacks, NoWaiting()],
+        callbacks=[NoWaiting(), *callbacks] if saves else [*callbacks, NoWaiting()],
         **arguments,
     )
     trainer.fit()
@@ -123,7 +129,7 @@ NOT_IN_STEPS = {"ExportForInferenceCallback", "Generate", "LoadCheckpoint"}  # t
 @pytest.mark.parametrize("name", sorted(WATCHERS.keys() - NOT_IN_STEPS))
 def test_a_callback_waits_for_nothing(name: str, tmp_path: Path) -> None:
     kind = Unmasked if WATCHERS[name].model.get("metrics", True) else UnmaskedWithoutMetrics
-    fit(callbacks=[WATCHERS[name].make(tmp_path)], kind=kind)
+    fit(callbacks=[WATCHERS[name].make(tmp_path)], kind=kind, saves=name == "CheckpointSaver")
 
 
 @pytest.mark.parametrize("name", sorted(KEEPERS))
@@ -163,7 +169,8 @@ def test_training_on_a_gpu_follows_training_on_the_cpu(name: str) -> None:
     found = _trained(name, DeviceGPU(allow_tf32=False))
 
     # Six steps with rates up to 0.5 amplify the rounding of one, 1e-7 (bfloat16: 2 ** -8), about a thousandfold.
-    tolerance = 0.1 if name in LOWER_PRECISION else 1e-3
+    # Muon makes its updates orthogonal in bfloat16.
+    tolerance = 0.1 if name in {*LOWER_PRECISION, "Muon"} else 1e-3
     for key, value in expected.items():
         torch.testing.assert_close(
             found[key], value, rtol=tolerance, atol=tolerance, msg=lambda text, key=key: key + text
