@@ -20,6 +20,7 @@ from tiny_tasks import tiny
 
 from composer.evidence import Incomplete, Ledger, Runner, RunResult, RunSpec, _preload, merge
 from composer.evidence.run import environment, execute, write_atomically
+from composer.evidence.runner import visible_gpus
 from composer.evidence.steptime import measure_in_process
 
 AVERAGES = {
@@ -238,3 +239,33 @@ def test_a_run_on_a_gpu_knows_its_device_and_its_memory() -> None:
     assert found.metrics == again.metrics
     assert found.environment["hardware"] == torch.cuda.get_device_name()
     assert found.peak_bytes > 0
+
+
+@pytest.mark.parametrize(
+    ("variable", "count", "expected"),
+    [(None, 2, ["0", "1"]), ("3,5", 2, ["3", "5"]), ("GPU-1a", 1, ["GPU-1a"]), ("1,-1,0", 1, ["1"]), ("", 0, [])],
+)
+def test_runs_use_the_gpus_that_are_visible(
+    variable: str | None, count: int, expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", variable)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+
+    assert visible_gpus() == expected
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_gpu_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"'gpu', but torch sees no CUDA device here. Pass 'cpu'."):
+        Runner("tiny_tasks:tiny", tmp_path, device="gpu")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_more_processes_than_gpus_share_them(tmp_path: Path) -> None:
+    runner = Runner("tiny_tasks:tiny", tmp_path, device="gpu", workers=2 * torch.cuda.device_count() + 1, say=print)
+    specs = [runner.spec("validation", "adamw", 8, seed=seed) for seed in range(runner.workers)]
+
+    assert {result.status for result in runner.results(specs, "shared")} == {"finished"}

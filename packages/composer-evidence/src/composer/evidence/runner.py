@@ -73,11 +73,14 @@ class Runner:
             raise ValueError(f"`shard` must be a part and a number of parts, such as 1/4, got {shard[0]}/{shard[1]}.")
         if device not in ("cpu", "gpu"):
             raise ValueError(f"`device` must be 'cpu' or 'gpu', got {device!r}.")
+        self._gpus = visible_gpus() if device == "gpu" else []
+        if device == "gpu" and not self._gpus:
+            raise ValueError("`device` is 'gpu', but torch sees no CUDA device here. Pass 'cpu'.")
         self.reference, self.folder, self.data_folder = reference, folder, data_folder
         self.task: Task = load_task(reference)
         self.data = self.task.data(data_folder)
         self.task_hash = self.task.hash(self.data)
-        self.workers = workers or (torch.cuda.device_count() if device == "gpu" else _cores())
+        self.workers = workers or len(self._gpus) or _cores()
         self.device, self.precision, self.shard, self.say = device, precision, shard, say
         self.ledger = Ledger(folder)
         self._known: dict[str, RunResult] = {}
@@ -203,17 +206,18 @@ class Runner:
 
     def _start(self, spec: RunSpec, slot: int) -> Any:
         folder = None if self.data_folder is None else str(self.data_folder)
-        arguments = self.reference, folder, json.dumps(asdict(spec)), str(self._file(spec.id)), slot
+        gpu = self._gpus[slot % len(self._gpus)] if self._gpus else None
+        arguments = self.reference, folder, json.dumps(asdict(spec)), str(self._file(spec.id)), gpu
         process = self._context.Process(target=_run, args=arguments)
         process.start()
         return process
 
 
-def _run(reference: str, folder: str | None, spec_text: str, file: str, slot: int) -> None:
+def _run(reference: str, folder: str | None, spec_text: str, file: str, gpu: str | None) -> None:
     """Train one run and write its result; the target of a process."""
     spec = RunSpec.from_json(json.loads(spec_text))
-    if spec.device == "gpu":
-        os.environ["CUDA_VISIBLE_DEVICES"] = str(slot)
+    if gpu is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpu
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command gets it, too, and ends its processes
     torch.set_num_threads(spec.threads)
     logging.getLogger("composer").setLevel(logging.ERROR)  # the same advice in every run
@@ -226,6 +230,13 @@ def _run(reference: str, folder: str | None, spec_text: str, file: str, slot: in
     except Exception as error:  # noqa: BLE001 -- of the task itself: it is the same in every attempt
         result = RunResult(spec, "failed", message=f"{type(error).__name__}: {error}")
     write_atomically(path, json.dumps(result.as_json(), allow_nan=False))
+
+
+def visible_gpus() -> list[str]:
+    """Return the names that `CUDA_VISIBLE_DEVICES` gives to the GPUs that torch sees."""
+    named = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    count = torch.cuda.device_count()
+    return named[:count] if named else [str(index) for index in range(count)]
 
 
 def _cores() -> int:
