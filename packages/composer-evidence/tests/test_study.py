@@ -265,6 +265,11 @@ def test_gains_also_of_plain_over_itself_are_judged_on_fresh_seeds(
     ladder = [Rung(1.0, controls) if rung.time == 1 else rung for rung in study.ladder(study.plain())]
     expected = at_equal_time(scores, muon["step_time"]["ratio"], ladder, higher_is_better=True)
     assert muon["equal_time"]["effect"] == pytest.approx(expected[0])
+    ends = [
+        at_equal_time(scores, muon["step_time"][end], ladder, higher_is_better=True)[1:3] for end in ("low", "high")
+    ]
+    assert muon["equal_time"]["low"] == pytest.approx(min(low for low, _ in (expected[1:3], *ends)))
+    assert muon["equal_time"]["high"] == pytest.approx(max(high for _, high in (expected[1:3], *ends)))
     assert len(muon["time_to_target"]["rungs"]) == 2
     assert "Time to target" in write_page([study.ledger], study.runner.folder / "page.html").read_text()
 

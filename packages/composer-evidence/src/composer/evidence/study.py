@@ -528,8 +528,16 @@ class Study:
         # At the full budget, the control is the same as at equal steps.
         rungs = [Rung(1.0, _values(controls)) if rung.time == 1 else rung for rung in rungs]
         if times is not None and all(map(math.isfinite, values.values())):
-            effect, low, high, bound = at_equal_time(values, times["ratio"], rungs, higher_is_better=self._higher)
-            costs["equal_time"] = {"effect": effect, "low": low, "high": high, "at_most": bound}
+            found = [
+                at_equal_time(values, times[each], rungs, higher_is_better=self._higher)
+                for each in ("ratio", "low", "high")  # the ratio is measured, too: its range widens the interval
+            ]
+            costs["equal_time"] = {
+                "effect": found[0][0],
+                "low": min(low for _, low, _, _ in found),
+                "high": max(high for _, _, high, _ in found),
+                "at_most": found[0][3],
+            }
         return costs
 
     def _curves(self, candidate: _Candidate, plain: Plain) -> dict[str, Any]:
