@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -137,6 +138,13 @@ class TestPlan:
             {"column": "gpu", "python": "3.12", "torch": "pinned", "arguments": "'--session' 'gpu(all)'"}
         ]
         assert "lint" in [one["column"] for one in jobs["cpu"]]
+
+    def test_actions_of_others_are_pinned_by_their_digests(self) -> None:
+        files = [*(ROOT / ".github").rglob("*.yml")]
+        used = [line for file in files for line in file.read_text().splitlines() if re.search(r"\buses: (?!\./)", line)]
+
+        assert used
+        assert [line for line in used if not re.search(r"uses: [\w/-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+$", line)] == []
 
     def test_measured_seconds_come_from_reports(self, tmp_path: Path) -> None:
         report, seconds = tmp_path / "report.json", tmp_path / "seconds.json"

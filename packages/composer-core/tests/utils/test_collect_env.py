@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from importlib.metadata import version
@@ -14,6 +15,7 @@ import pytest
 import torch
 import torch.utils.collect_env
 
+import composer.utils
 from composer.utils import collect_env
 from composer.utils.collect_env import (
     configure_excepthook,
@@ -174,3 +176,12 @@ def test_an_interruption_is_no_crash(capsys: pytest.CaptureFixture[str]) -> None
     crash(KeyboardInterrupt())
 
     assert "" == capsys.readouterr().err
+
+
+def test_the_module_runs_without_a_warning() -> None:
+    command = [sys.executable, "-W", "error", "-c"]
+    program = "import composer.utils, sys; assert 'composer.utils.collect_env' not in sys.modules"
+    subprocess.run([*command, program], check=True)  # else `python -m composer.utils.collect_env` warns
+
+    assert composer.utils.collect_env is collect_env
+    assert composer.utils.print_env is print_env

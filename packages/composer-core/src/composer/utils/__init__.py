@@ -6,14 +6,14 @@ them for this package: these names work if the distribution is installed.
 
 from __future__ import annotations
 
+from importlib import import_module
 from pkgutil import extend_path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 __path__ = extend_path(__path__, __name__)  # editable installs keep the parts in different directories
 
 from composer.utils import auto_log_hparams as auto_log_hparams
 from composer.utils import batch_helpers as batch_helpers
-from composer.utils import collect_env as collect_env
 from composer.utils import compression as compression
 from composer.utils import device as device
 from composer.utils import dist as dist
@@ -33,11 +33,6 @@ from composer.utils.auto_log_hparams import extract_hparams as extract_hparams
 from composer.utils.batch_helpers import batch_get as batch_get
 from composer.utils.batch_helpers import batch_set as batch_set
 from composer.utils.batch_helpers import check_pair as check_pair
-from composer.utils.collect_env import configure_excepthook as configure_excepthook
-from composer.utils.collect_env import disable_env_report as disable_env_report
-from composer.utils.collect_env import enable_env_report as enable_env_report
-from composer.utils.collect_env import get_composer_env_dict as get_composer_env_dict
-from composer.utils.collect_env import print_env as print_env
 from composer.utils.compression import KNOWN_COMPRESSORS as KNOWN_COMPRESSORS
 from composer.utils.compression import CliCompressor as CliCompressor
 from composer.utils.compression import CompressorNotFound as CompressorNotFound
@@ -87,6 +82,14 @@ from composer.utils.misc import warning_on_one_line as warning_on_one_line
 from composer.utils.retrying import retry as retry
 from composer.utils.string_enum import StringEnum as StringEnum
 from composer.utils.warnings import VersionedDeprecationWarning as VersionedDeprecationWarning
+
+if TYPE_CHECKING:
+    from composer.utils import collect_env as collect_env
+    from composer.utils.collect_env import configure_excepthook as configure_excepthook
+    from composer.utils.collect_env import disable_env_report as disable_env_report
+    from composer.utils.collect_env import enable_env_report as enable_env_report
+    from composer.utils.collect_env import get_composer_env_dict as get_composer_env_dict
+    from composer.utils.collect_env import print_env as print_env
 
 __all__ = [
     "FORMAT_NAME_WITH_DIST_AND_TIME_TABLE",
@@ -152,7 +155,20 @@ __all__ = [
 ]
 
 
+# Imported when asked for, since `python -m composer.utils.collect_env` would warn of a module that is there before.
+_COLLECT_ENV = (
+    "configure_excepthook",
+    "disable_env_report",
+    "enable_env_report",
+    "get_composer_env_dict",
+    "print_env",
+)
+
+
 def __getattr__(name: str) -> Any:
+    if name in ("collect_env", *_COLLECT_ENV):
+        module = import_module("composer.utils.collect_env")
+        return module if name == "collect_env" else getattr(module, name)
     value = find_elsewhere(__name__, name)
     globals()[name] = value
     return value

@@ -26,7 +26,6 @@ from composer.core.saving.metrics import load_metrics, metrics_state
 from composer.core.saving.optimizers import load_optimizers, named, numbered, optimizers_state
 from composer.core.saving.required import add_required_algorithms
 from composer.utils import dist
-from composer.utils.collect_env import get_composer_env_dict
 from composer.utils.misc import unwrapped_model
 
 if TYPE_CHECKING:
@@ -101,6 +100,8 @@ def integrations(state: State) -> dict[str, Any]:
 
 def metadata(state: State) -> dict[str, Any]:
     """Return the versions, device and sizes of the current run."""
+    from composer.utils.collect_env import get_composer_env_dict  # which is also run as a module: see composer.utils
+
     info: dict[str, Any] = {
         "composer_env_info": get_composer_env_dict(),
         "torch_version": str(torch.__version__),
