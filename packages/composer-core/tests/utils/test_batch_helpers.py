@@ -243,3 +243,17 @@ def test_what_is_no_pair_is_not_unpacked(batch: Any, message: str) -> None:
         check_pair(batch, "Model")
 
     check_pair((1, 2), "Model")
+
+
+@dataclass(frozen=True)
+class Frozen:
+    x: int
+    y: int
+
+
+def test_a_field_of_a_frozen_dataclass_is_replaced_in_a_copy() -> None:
+    batch = Frozen(1, 2)
+
+    assert batch_set(batch, "x", 3) == Frozen(3, 2)
+    assert batch_set(batch, ("x", "y"), (4, 5)) == Frozen(4, 5)
+    assert batch == Frozen(1, 2)

@@ -16,9 +16,10 @@ from torch.nn import functional as F
 from torchmetrics.classification import MulticlassAccuracy
 
 from composer import Trainer
-from composer.core import REPLACES_CONVS, WRAPS_OPTIMIZER, Algorithm, Event, Placement
+from composer.core import REPLACES_CONVS, WRAPS_OPTIMIZER, Algorithm, Evaluator, Event, Placement
 from composer.loggers import InMemoryLogger
 from composer.models import ComposerModel, ModuleWithLoss
+from composer.optim import CosineAnnealingScheduler
 from composer.testing import deep_compare
 from composer.utils import module_surgery
 
@@ -79,12 +80,11 @@ def trained(data: Any = None, model: torch.nn.Module | None = None, **arguments:
         "optimizers": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
         "device_train_microbatch_size": 4,
         "max_duration": "2ep",
+        "eval_dataloader": loader() if data is None else data,
     }
-    data = loader() if data is None else data
     trainer = Trainer(
         model=model,
-        train_dataloader=data,
-        eval_dataloader=data,
+        train_dataloader=loader() if data is None else data,
         device="cpu",
         seed=3,
         progress_bar=False,
@@ -261,7 +261,36 @@ def test_the_log_has_what_the_run_is() -> None:
     assert (logged["max_duration"], logged["batch_size"], logged["train_samples"]) == ("2ep", 8, 32)
     assert (logged["seed"], logged["precision"], logged["world_size"]) == (3, "fp32", 1)
     assert logged["algorithms"] == "Surgery"
+    assert "schedule" not in logged
+    assert logged["eval_samples"] == {"eval": 32}
     assert logged["torch_version"] == torch.__version__
+
+
+class Rate(Algorithm):
+    """Does nothing, at a rate."""
+
+    events = frozenset({Event.INIT})
+
+    def __init__(self, rate: float, other: str = "default") -> None:
+        self.rate, self.other = rate, other
+
+    def apply(self, event: Event, state: Any, logger: Any) -> None:
+        pass
+
+
+def test_the_log_has_schedules_evaluations_and_the_arguments_of_algorithms() -> None:
+    logger = InMemoryLogger()
+    trained(
+        loggers=logger,
+        algorithms=[Surgery(), Rate(0.25)],
+        metrics=None,
+        schedulers=CosineAnnealingScheduler(t_max="1ep"),
+        eval_dataloader=[Evaluator(label="near", dataloader=loader()), Evaluator(label="far", dataloader=loader())],
+    )
+
+    assert logger.hyperparameters["algorithms"] == "Surgery, Rate(rate=0.25)"
+    assert logger.hyperparameters["schedule"] == "CosineAnnealingScheduler(t_max=1ep)"
+    assert logger.hyperparameters["eval_samples"] == {"near": 32, "far": 32}
 
 
 def test_the_log_names_the_commit_of_the_program(tmp_path: Path) -> None:

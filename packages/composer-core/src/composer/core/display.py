@@ -1,21 +1,24 @@
-"""Tables of a state and a plan for notebooks, and how people name a model and an optimizer."""
+"""Tables of a state and a plan for notebooks, and how people name a model, an optimizer and a call."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from composer.core.time import Time
 from composer.utils.html import table
 
 if TYPE_CHECKING:
     from composer.core.engine import Plan
     from composer.core.state import State
 
-__all__ = ["html_of_plan", "html_of_state", "name_of_model", "name_of_optimizer"]
+__all__ = ["call_of", "html_of_plan", "html_of_state", "name_of_model", "name_of_optimizer"]
 
 _MOST_METRICS = 20  # rows
+_PLAIN = (bool, int, float, str, Time)
 
 
 def html_of_state(state: State, title: str = "State") -> str:
@@ -45,6 +48,23 @@ def name_of_optimizer(optimizer: torch.optim.Optimizer) -> str:
     inner = getattr(optimizer, "base_optimizer", None)
     own = type(optimizer).__name__
     return f"{name_of_optimizer(inner)} in {own}" if isinstance(inner, torch.optim.Optimizer) else own
+
+
+def call_of(made: object) -> str:
+    """Return the class of an object and those of its arguments that are not the defaults, as far as it keeps them.
+
+    Example:
+        >>> call_of(torch.nn.Dropout(0.1))
+        'Dropout(p=0.1)'
+    """
+    kept = vars(made)
+    given = [
+        f"{name}={kept[name] if isinstance(kept[name], Time) else repr(kept[name])}"
+        for name, parameter in inspect.signature(type(made)).parameters.items()
+        # As text, since times of different units cannot be compared.
+        if name in kept and isinstance(kept[name], _PLAIN) and str(kept[name]) != str(parameter.default)
+    ]
+    return f"{type(made).__name__}({', '.join(given)})" if given else type(made).__name__
 
 
 def html_of_plan(plan: Plan) -> str:

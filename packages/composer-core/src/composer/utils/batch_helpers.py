@@ -72,8 +72,8 @@ def batch_set(batch: Any, key: Any, value: Any) -> Any:
         value: The new part; for a sequence of keys, one part for each.
 
     Returns:
-        The batch: the same object if it is mutable, a new one for tuples and namedtuples, the return value of a setter
-        or callable.
+        The batch: the same object if it is mutable, a new one for tuples, namedtuples and frozen dataclasses, the
+        return value of a setter or callable.
 
     Raises:
         ValueError: `key` is a sequence of callables, but not a pair; or `value` does not have one element for each key.
@@ -189,12 +189,22 @@ def _set_one(batch: Any, key: Any, value: Any) -> Any:
     is_attribute = _check_settable(batch, key)
     if is_attribute and isinstance(batch, tuple):
         return batch._replace(**{key: value})  # type: ignore[attr-defined]  # a field of a namedtuple
+    if is_attribute and is_batch_dataclass(batch):
+        return _set_field(batch, key, value)
     if is_attribute:
         setattr(batch, key, value)
     elif isinstance(batch, tuple):
         return _replace_in_tuple(batch, key, value)
     else:
         batch[key] = value
+    return batch
+
+
+def _set_field(batch: Any, key: Any, value: Any) -> Any:
+    try:
+        setattr(batch, key, value)
+    except dataclasses.FrozenInstanceError:
+        return with_fields(batch, {key: value})
     return batch
 
 

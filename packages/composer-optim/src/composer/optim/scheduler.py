@@ -878,12 +878,12 @@ def compile_composer_scheduler(
 
 
 class _CompiledSchedule(LambdaLR):
-    """A `LambdaLR` that evaluates a schedule. Its state dict holds neither the schedule nor the training state."""
+    """A `LambdaLR` that evaluates its `schedule`. Its state dict holds neither the schedule nor the training state."""
 
     __qualname__ = "LambdaLR"  # its name in checkpoints
 
     def __init__(self, scheduler: Callable[..., float], state: State, ssr: float, optimizer: Optimizer) -> None:
-        self._schedule, self._state, self._ssr = scheduler, state, ssr
+        self.schedule, self._state, self._ssr = scheduler, state, ssr
         self._bind()
         own_step = vars(optimizer).get("step")
         super().__init__(optimizer, lambda step: self._factor())
@@ -904,7 +904,7 @@ class _CompiledSchedule(LambdaLR):
     def _bind(self) -> None:
         """Convert the times of the schedule, for the present length of the run and of its epochs."""
         self._end, self._length = self._state.max_duration, self._state._dataloader_len
-        self._evaluate = _bind(self._schedule, self._state, self._ssr)
+        self._evaluate = _bind(self.schedule, self._state, self._ssr)
 
     def _factor(self) -> Any:
         """Evaluate the schedule.
@@ -919,7 +919,7 @@ class _CompiledSchedule(LambdaLR):
         factor = self._evaluate()
         if type(factor) is float and 0.0 <= factor < math.inf:  # at once: the usual case, in every step
             return factor
-        _check_factor(factor, self._schedule, state)
+        _check_factor(factor, self.schedule, state)
         return factor
 
     def _set_rates(self, factor: Any) -> None:
@@ -957,7 +957,7 @@ class _CompiledSchedule(LambdaLR):
         return {key: value for key, value in super().state_dict().items() if key not in _UNSAVED}
 
 
-_UNSAVED = {"_schedule", "_state", "_ssr", "_end", "_length", "_evaluate"}
+_UNSAVED = {"schedule", "_state", "_ssr", "_end", "_length", "_evaluate"}
 
 
 def _bind(scheduler: Callable[..., float], state: State, ssr: float) -> Callable[[], float]:

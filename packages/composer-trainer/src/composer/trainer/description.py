@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from composer.core import State
-from composer.core.display import name_of_model, name_of_optimizer
+from composer.core.display import call_of, name_of_model, name_of_optimizer
 from composer.utils import dist
 
 __all__ = ["describe_run"]
@@ -33,13 +33,15 @@ def describe_run(state: State) -> dict[str, Any]:
         "trainable_parameters": sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
         "optimizer": " + ".join(map(name_of_optimizer, state.optimizers)),
         "learning_rate": _plain_rates(state),
+        "schedule": ", ".join(dict.fromkeys(map(_name_of_schedule, state.schedulers))),
         "loss": _name_of_loss(state.model),
-        "algorithms": ", ".join(type(algorithm).__name__ for algorithm in state.algorithms),
+        "algorithms": ", ".join(map(call_of, state.algorithms)),
         "max_duration": str(state.max_duration),
         "batch_size": _batch_size(state),
         "device_train_microbatch_size": state.device_train_microbatch_size,
         "batches_per_epoch": None if state.dataloader_len is None else state.dataloader_len.value,
         "train_samples": None if state.train_data_spec is None else state.train_data_spec.num_samples,
+        "eval_samples": {each.label: each.dataloader.num_samples for each in state.evaluators} or None,
         "seed": state.rank_zero_seed,
         "precision": state.precision.value,
         "device": _device_name(state),
@@ -57,6 +59,14 @@ def _name_of_loss(model: torch.nn.Module) -> str | None:
         model = model.module  # type: ignore[assignment]
     loss = getattr(model, "loss_fn", None)
     return None if loss is None else getattr(loss, "__name__", type(loss).__name__)
+
+
+def _name_of_schedule(scheduler: Any) -> str:
+    """Return a schedule of this project with its arguments, and the name of any other scheduler."""
+    schedule = getattr(scheduler, "schedule", None)  # of those that `compile_composer_scheduler` returns
+    if schedule is None:
+        return type(scheduler).__name__
+    return schedule.__name__ if hasattr(schedule, "__name__") else call_of(schedule)
 
 
 def _plain_rates(state: State) -> Any:
