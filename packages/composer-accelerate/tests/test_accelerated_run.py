@@ -315,6 +315,26 @@ def test_an_interrupted_loop_can_be_continued() -> None:
     assert loop.run.run.is_over()
 
 
+@pytest.mark.parametrize("label", ["nothing", "EMA and GradientClipping", "SAM", "Muon"])
+def test_an_interruption_after_a_step_repeats_no_batch(label: str) -> None:
+    def interrupted() -> None:
+        for batches in loop.run.epochs():
+            for number, batch in enumerate(batches):
+                loop.accelerator.backward(loop.run.loss(batch))
+                loop.optimizer.step()
+                if number == 2:
+                    raise KeyboardInterrupt
+                loop.optimizer.zero_grad()
+
+    loop = Loop(ALGORITHMS[label]())
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    loop.optimizer.zero_grad()
+    assert loop.run.run.state.timestamp.batch == 3
+
+    deep_compare(with_our_trainer(label), loop.train())
+
+
 # ---- what is refused ----
 
 

@@ -178,6 +178,7 @@ class AcceleratedRun:
         self._passes = 0  # of the step so far
         self._has_loss = False  # the backward pass is not announced yet
         self._has_stepped = False  # the step is not counted yet
+        self._is_trained = False  # the last optimizer has stepped, too
         for name in ("clip_grad_norm_", "clip_grad_value_"):
             original = getattr(accelerator, name)
             setattr(accelerator, name, functools.wraps(original)(functools.partial(self._clip, original, name)))
@@ -248,6 +249,8 @@ class AcceleratedRun:
             optimizer.register_step_pre_hook(self._before_step)
         if own:
             changed[len(optimizers) - 1].register_step_post_hook(self._step_own)
+        if optimizers:
+            changed[len(optimizers) - 1].register_step_post_hook(self._note_step)
         return prepared
 
     # ---- training ----
@@ -354,6 +357,9 @@ class AcceleratedRun:
             each.step()
             each.zero_grad()
 
+    def _note_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        self._is_trained = self._has_stepped
+
     def _again(self, batch: Any) -> None:
         """Repeat a forward and backward pass of the step; only the last one exchanges gradients."""
         run, accelerator = self.run, self.accelerator
@@ -377,7 +383,7 @@ class AcceleratedRun:
             self.run.end_batch()
 
     def _start_step(self) -> None:
-        self._has_loss = self._has_stepped = False
+        self._has_loss = self._has_stepped = self._is_trained = False
         self._passes = 0
 
     def _clip(self, original: Callable[..., Any], name: str, *args: Any, **kwargs: Any) -> Any:
@@ -393,7 +399,12 @@ class AcceleratedRun:
         return original(*args, **kwargs)
 
     def abort(self) -> None:
-        """Leave training with the weights of training, after an exception; `epochs` then continues the run."""
+        """Leave training with the weights of training, after an exception; `epochs` then continues the run.
+
+        A step whose optimizers have all stepped is counted, so that its batch is not trained on again.
+        """
+        if self._is_trained:
+            self._finish()
         self.run.abort()
         self._start_step()
 
