@@ -170,6 +170,8 @@ def regress(session: nox.Session, package: str) -> None:
     """Run the tests of a package's latest release against the siblings in the working tree, for compatibility."""
     if not WORKSPACE.releases(package):
         session.skip(f"{package} has no release yet")
+    if not WORKSPACE.siblings(package):
+        session.skip(f"{package} needs no other package")
     with _plain_errors(session):
         released, wheels = wheelhouse.released_wheels(WORKSPACE, package, Path(session.create_tmp()))
     others = [*TEST_TOOLS, *WORKSPACE.outside(released.test_dependencies)]
@@ -278,8 +280,8 @@ def wheels(session: nox.Session) -> None:
     """Build, check and install packages, and resolve every entry point: all, or `-- composer-mixup` and its needs."""
     from tools import check_wheels
 
-    names = WORKSPACE.closure(session.posargs) if session.posargs else NAMES
     with _plain_errors(session):
+        names = WORKSPACE.closure(session.posargs) if session.posargs else NAMES
         epoch = WORKSPACE.commit_time()
         built = check_wheels.build(WORKSPACE, Path(".nox/dist"), names, epoch)
         check_wheels.check(WORKSPACE, built)
@@ -355,8 +357,9 @@ def new(session: nox.Session) -> None:
     """Make an algorithm package: `nox -s new -- composer-foo Foo --kind batch` (or model, gradient, loss)."""
     session.install("--quiet", "--constraint", PINNED, *LINTERS, *TOOL_TOOLS)
     session.run("python", "-m", "tools.new_package", *session.posargs)
-    session.run("ruff", "format", "--quiet", f"packages/{session.posargs[0]}")  # long names wrap lines
-    session.run("ruff", "check", "--quiet", "--fix", f"packages/{session.posargs[0]}")
+    for path in (f"packages/{name}" for name in session.posargs if name.startswith("composer-")):
+        session.run("ruff", "format", "--quiet", path)  # long names wrap lines
+        session.run("ruff", "check", "--quiet", "--fix", path)
 
 
 @nox.session
@@ -384,9 +387,11 @@ def lock(session: nox.Session) -> None:
 def release(session: nox.Session) -> None:
     """Release a package: `nox -s release -- composer-mixup 0.2.0`. Tests it first; commits and tags, pushes nothing."""
     names = [argument for argument in session.posargs if argument != "--check"]
-    if len(names) != 2 or names[0] not in NAMES:
+    if len(names) != 2:
         session.error("name the package and the version: nox -s release -- composer-mixup 0.2.0")
     package = names[0]
+    if package not in NAMES:
+        session.error(f"there is no package {package!r} in packages/")
     session.install("--quiet", "--constraint", PINNED, *TOOL_TOOLS)
     session.run("python", "-m", "tools.release", "--check", *names)
     if "--check" in session.posargs:
@@ -395,6 +400,8 @@ def release(session: nox.Session) -> None:
     session.run(sys.executable, "-m", "nox", "--session", *gates, external=True)
     session.run(sys.executable, "-m", "nox", "--session", "wheels", "--", package, external=True)
     session.run("python", "-m", "tools.release", *names)
+    # Anew: before, the version was the former one.
+    session.run(sys.executable, "-m", "nox", "--session", "wheels", "--", package, external=True)
 
 
 @nox.session(name="release-all")

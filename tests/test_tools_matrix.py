@@ -139,6 +139,13 @@ class TestPlan:
         ]
         assert "lint" in [one["column"] for one in jobs["cpu"]]
 
+    def test_a_file_that_moved_away_and_one_that_is_not_committed_count(self, workspace: Workspace, tree: Tree) -> None:
+        tree.git("mv", "packages/composer-one/tests/test_one.py", "packages/composer-two/test_moved.py")
+        tree.git("commit", "--quiet", "--message", "move")
+        tree.write({"packages/composer-three/src/x.py": ""}, tree.root)
+
+        assert set(workspace.touched("HEAD^")) == {"composer-one", "composer-two", "composer-three"}
+
     def test_actions_of_others_are_pinned_by_their_digests(self) -> None:
         files = [*(ROOT / ".github").rglob("*.yml")]
         used = [line for file in files for line in file.read_text().splitlines() if re.search(r"\buses: (?!\./)", line)]

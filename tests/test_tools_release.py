@@ -68,6 +68,26 @@ class TestChanges:
         assert run.returncode == 1
         assert "composer-core: a change of the source needs a fragment" in run.stderr
 
+    def test_a_branch_is_compared_with_where_it_left(self, tree: Tree) -> None:
+        path = tree.add_core()
+        tree.write({"CHANGELOG.md": "# Changelog\n\n## 0.1.0 (2026-01-01)\n"}, path)
+        tree.commit()
+        tree.git("branch", "feature")
+        tree.write({"src/composer/core/more.py": "x = 1\n"}, path)
+        tree.commit()
+        tree.git("switch", "--quiet", "feature")
+
+        assert run_tool("changes", "main", cwd=tree.root).returncode == 0
+        assert run_tool("changes", "nowhere", cwd=tree.root).stderr.startswith("`base` must be a commit")
+
+    def test_a_release_needs_no_fragment(self, tree: Tree) -> None:
+        path = tree.add_core()
+        tree.write({"CHANGELOG.md": "# Changelog\n\n## 0.1.0 (2026-01-01)\n", "changes/7.added.md": "More."}, path)
+        tree.commit()
+        release.release(tree.workspace, tree.workspace["composer-core"], "0.2.0")
+
+        assert run_tool("changes", "HEAD^", cwd=tree.root).returncode == 0
+
     def test_a_new_algorithm_changes_and_documents_no_other_package(self, tree: Tree) -> None:
         core, umbrella = tree.add_built_from_all()
         for path in (core, umbrella):
@@ -218,6 +238,93 @@ class TestRelease:
         with pytest.raises(release.ReleaseError, match=r"made from the branch `main`, got `feature`"):
             release.check(tree.workspace, tree.workspace["composer-one"], "0.2.0")
 
+    def test_a_release_that_fails_leaves_everything_as_it_was(self, tree: Tree) -> None:
+        path = self.released(tree)
+        tree.write({"changes/7.added.md": "More."}, path)
+        tree.commit()
+        before = tree.git("rev-parse", "HEAD")
+        tree.git("config", "gpg.program", "false")
+        for step in ("commit", "tag"):
+            tree.git("config", f"{step}.gpgSign", "true")
+            with pytest.raises(release.ReleaseError, match=f"`git {step} .* failed"):
+                release.release(tree.workspace, tree.workspace["composer-one"], "0.2.0")
+            tree.git("config", "--unset", f"{step}.gpgSign")
+
+            assert (tree.git("rev-parse", "HEAD"), tree.git("status", "--porcelain")) == (before, "")
+            assert (path / "changes/7.added.md").exists()
+
+        assert release.release(tree.workspace, tree.workspace["composer-one"], "0.2.0") == "composer-one-v0.2.0"
+
+    def test_a_commit_without_its_tag_is_tagged(self, tree: Tree) -> None:
+        path = self.released(tree)
+        tree.write({"changes/7.added.md": "More."}, path)
+        tree.commit()
+        release.release(tree.workspace, tree.workspace["composer-one"], "0.2.0")
+        commits = tree.git("rev-list", "-n", "1", "composer-core-v0.1.0", "composer-one-v0.2.0").split()
+        expected = {tag: tree.git("rev-list", "-n", "1", tag) for tag in tree.git("tag").split()}
+        assert commits
+        tree.git("tag", "--delete", "composer-core-v0.1.0", "composer-one-v0.2.0")
+
+        for name, version in (("composer-core", "0.1.0"), ("composer-one", "0.2.0")):
+            release.release(tree.workspace, tree.workspace[name], version)
+
+        assert {tag: tree.git("rev-list", "-n", "1", tag) for tag in tree.git("tag").split()} == expected
+
+    @pytest.mark.parametrize(
+        ("name", "text", "message"),
+        [
+            ("7.feature.md", "More.", "must be named <issue>.<breaking|added|fixed>.md, got '7.feature.md'"),
+            ("README.md", "More.", "must be named"),
+            ("7.fixed.md", " \n", "must say what changed, got an empty '7.fixed.md'"),
+        ],
+    )
+    def test_fragments_that_would_be_lost_are_refused(self, tree: Tree, name: str, text: str, message: str) -> None:
+        path = self.released(tree)
+        tree.write({f"changes/{name}": text}, path)
+        tree.commit()
+
+        with pytest.raises(release.ReleaseError, match=re.escape(message)):
+            release.check(tree.workspace, tree.workspace["composer-one"], "0.2.0")
+
+    def test_a_final_release_follows_its_candidate(self, tree: Tree) -> None:
+        path = self.released(tree)
+        tree.write({"changes/7.added.md": "More."}, path)
+        tree.commit()
+        for version in ("0.2.0rc1", "0.2.0"):
+            release.release(tree.workspace, tree.workspace["composer-one"], version)
+
+        text = (path / "CHANGELOG.md").read_text()
+        assert re.search(r"## 0\.2\.0 \(.*\)\n\n### Added\n\n- The same as 0\.2\.0rc1\.\n\n## 0\.2\.0rc1 ", text), text
+        with pytest.raises(release.ReleaseError, match="needs at least one change"):
+            release.check(tree.workspace, tree.workspace["composer-one"], "0.3.0")
+
+    def test_a_version_that_is_described_comes_first(self, tree: Tree) -> None:
+        tree.add_core()
+        path = tree.add_algorithm("one")
+        tree.commit()
+        release.release(tree.workspace, tree.workspace["composer-core"], "0.1.0")
+        tree.write({"changes/7.added.md": "More."}, path)
+        tree.commit()
+
+        with pytest.raises(release.ReleaseError, match=r"describes 0\.1\.0, which is not released"):
+            release.check(tree.workspace, tree.workspace["composer-one"], "0.2.0")
+
+    def test_main_must_follow_a_remote_if_there_is_one(self, tree: Tree, tmp_path: Path) -> None:
+        path = self.released(tree)
+        tree.write({"changes/7.added.md": "More."}, path)
+        tree.commit()
+        tree.git("remote", "add", "origin", str(tmp_path))
+
+        with pytest.raises(release.ReleaseError, match=r"must follow that of a remote.*--set-upstream-to origin/main"):
+            release.check(tree.workspace, tree.workspace["composer-one"], "0.2.0")
+
+    def test_tags_that_no_release_made_are_none(self, tree: Tree) -> None:
+        self.released(tree)
+        for tag in ("composer-one-v9", "composer-one-v0.3.1-rc1", "composer-one-v0.4.0+x"):
+            tree.git("tag", tag)
+
+        assert [str(version) for version in tree.workspace.releases("composer-one")] == ["0.1.0"]
+
     def test_tags_of_a_longer_name_are_those_of_another_package(self, tree: Tree) -> None:
         self.released(tree)
         for tag in ("composer-one-viz-v0.3.0", "composer-one-v2-v0.4.0"):
@@ -318,6 +425,12 @@ class TestNewPackage:
         assert (path / "src/composer/algorithms/brand_new/brand_new.py").is_file()
         assert (path / "changes/.gitignore").is_file()
 
+    def test_the_module_of_another_package_is_refused(self, tree: Tree) -> None:
+        tree.write({"src/composer/algorithms/utils/__init__.py": ""}, tree.add_core())
+
+        with pytest.raises(ValueError, match="composer-core has the module 'utils'"):
+            new_package.make(tree.workspace, "composer-utils", "Utils")
+
     def test_every_folder_of_the_template_is_a_kind(self) -> None:
         folders = {path.name for path in new_package.TEMPLATE.iterdir()}
 
@@ -329,6 +442,8 @@ class TestNewPackage:
             ("brand-new", "BrandNew", r"`distribution` must be `composer-` and lower-case words"),
             ("composer-Brand", "Brand", r"`distribution` must be `composer-` and lower-case words"),
             ("composer-brand", "brand", r"`class_name` must be a class name"),
+            ("composer-lambda", "Lambda", r"'lambda' is a keyword"),
+            ("composer-brand", "None", r"'None' is a keyword"),
             ("composer-one", "Brand", r"but 'composer-one' exists already"),
             ("composer-brand", "One", r"`composer.algorithms.One` must be a new name; `composer-one` has it"),
         ],

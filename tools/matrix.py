@@ -236,7 +236,10 @@ def main() -> None:
     parser.add_argument("base", nargs="?", help="a commit; only what the change since then can affect")
     options = parser.parse_args()
     if options.record:
-        record(options.record)
+        try:
+            record(options.record)
+        except (OSError, ValueError) as error:
+            sys.exit(f"`--record` must get reports that `nox --report` wrote: {error}")
         return
     workspace = Workspace()
     measured = json.loads(SECONDS.read_text(encoding="utf-8"))

@@ -10,6 +10,7 @@ modules before training, "gradient" changes gradients after the backward pass, a
 from __future__ import annotations
 
 import argparse
+import keyword
 import re
 import shutil
 import sys
@@ -50,9 +51,16 @@ def make(workspace: Workspace, distribution: str, class_name: str, kind: str = "
     if not re.fullmatch(r"[A-Z][A-Za-z0-9]*", class_name):
         raise ValueError(f"`class_name` must be a class name such as LabelSmoothing, got {class_name!r}.")
     path = workspace.root / "packages" / distribution
-    if path.exists():
+    if any("__pycache__" not in file.parts for file in path.rglob("*") if file.is_file()):
         raise ValueError(f"`distribution` must be a new name, but {distribution!r} exists already. Choose another.")
     snake = distribution.removeprefix(PREFIX).replace("-", "_")
+    for name, value in (("distribution", snake), ("class_name", class_name)):
+        if keyword.iskeyword(value):
+            raise ValueError(f"`{name}` must name a module and a class, but {value!r} is a keyword. Choose another.")
+    for other in workspace.packages.values():
+        module = other.path / "src" / "composer" / "algorithms" / snake
+        if module.is_dir() or module.with_suffix(".py").is_file():
+            raise ValueError(f"`distribution` must be a new name, but {other.name} has the module {snake!r}.")
     function, summary = KINDS[kind]
     function = function.format(snake)
     catalog = derived.catalog(workspace)
@@ -95,7 +103,11 @@ def main() -> None:
     except ValueError as error:
         sys.exit(str(error))
     derived.write(Workspace()[derived.CORE])  # a new view of the repository, which now holds the package
-    print(f'{path.relative_to(workspace.root)} is ready: nox -s "tests({arguments.distribution})"')
+    print(
+        f'{path.relative_to(workspace.root)} is ready: nox -s "tests({arguments.distribution})"\n'
+        "When it does what it should, two tables of `nox -s together` want to know it: its group in\n"
+        "tests/test_algorithm_ranks.py, and packages/composer-core/HOSTS.md, which tests/test_hosts_table.py writes."
+    )
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from pathlib import Path
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from tools.changes import UNRELEASED
+from tools.changes import UNRELEASED, fragment_problems
 from tools.derived import BUILT_FROM_ALL
 from tools.workspace import Package, Workspace
 
@@ -31,9 +31,9 @@ def check(workspace: Workspace, package: Package, version: str) -> None:
     """Check that a version of a package can be released; nothing is changed.
 
     Raises:
-        ReleaseError: The tree is dirty, behind or of another branch, the version is not a later one in its usual form,
-            there is no change to release, a dependency has no release that would do, or packages that depend on this
-            one do not allow the version.
+        ReleaseError: The tree is dirty, behind or of another branch, git does not know who commits, the version is not
+            a later one in its usual form, there is no change to release or a fragment is misnamed, a dependency has no
+            release that would do, or packages that depend on this one do not allow the version.
     """
     _check_tree(workspace)
     new_version = _canonical(version)
@@ -42,6 +42,11 @@ def check(workspace: Workspace, package: Package, version: str) -> None:
         raise ReleaseError(f"the version must be later than the released {released[-1]}, got {version}.")
     _check_bounds(workspace, package, new_version)
     _with_version(package, version)
+    if _untagged_commit(workspace, package, version) is not None:
+        return
+    wrong = [problem for fragment in package.fragments for problem in fragment_problems(package, fragment)]
+    if wrong:
+        raise ReleaseError(" ".join(wrong))
     if _is_handwritten(package, version):
         if package.fragments:
             raise ReleaseError(
@@ -49,7 +54,10 @@ def check(workspace: Workspace, package: Package, version: str) -> None:
                 f"{[fragment.name for fragment in package.fragments]}. Move their text into the section."
             )
         return
-    if not package.fragments and not _new_packages(workspace, package):
+    waiting = re.search(rf"^## (\S+) {re.escape(UNRELEASED)}", package.news, re.MULTILINE)
+    if waiting:
+        raise ReleaseError(f"CHANGELOG.md describes {waiting[1]}, which is not released. Release it before {version}.")
+    if not package.fragments and not _new_packages(workspace, package) and not _ends_candidates(released, new_version):
         raise ReleaseError(f"a release needs at least one change, got no fragment in {package.path / 'changes'}.")
     breaking = [fragment.name for fragment in package.fragments if ".breaking." in fragment.name]
     if breaking and released and new_version.release[:2] == released[-1].release[:2]:
@@ -63,11 +71,18 @@ def _check_tree(workspace: Workspace) -> None:
     branch = _git(workspace, "rev-parse", "--abbrev-ref", "HEAD").strip()
     if branch != BRANCH:
         raise ReleaseError(f"releases are made from the branch `{BRANCH}`, got `{branch}`. Merge it first.")
+    _git(workspace, "var", "GIT_COMMITTER_IDENT")
     remote = subprocess.run(
         ["git", "config", f"branch.{BRANCH}.remote"], check=False, cwd=workspace.root, capture_output=True, text=True
     ).stdout.strip()
+    remotes = _git(workspace, "remote").split()
+    if remotes and not remote:
+        raise ReleaseError(
+            f"the branch `{BRANCH}` must follow that of a remote, to see what is published, got none. Run "
+            f"`git branch --set-upstream-to {remotes[0]}/{BRANCH} {BRANCH}`."
+        )
     if remote:
-        _git(workspace, "fetch", "--quiet", "--tags", remote, BRANCH)
+        _git(workspace, "fetch", "--tags", remote, BRANCH)
         behind = _git(workspace, "rev-list", "--count", "HEAD..FETCH_HEAD").strip()
         if behind != "0":
             raise ReleaseError(f"the branch `{BRANCH}` is {behind} commits behind `{remote}`. Run `git pull` first.")
@@ -81,7 +96,9 @@ def _canonical(version: str) -> Version:
         raise ReleaseError(f"the version must look like 0.2.0, got {version!r}.") from None
     if found.local or str(found) != version or len(found.release) != 3:
         usual = found.public if len(found.release) == 3 else ".".join(map(str, (*found.release, 0, 0)[:3]))
-        raise ReleaseError(f"the version must look like 0.2.0, 0.2.0rc1 or 0.2.0.dev1, got {version!r}. Use {usual!r}.")
+        raise ReleaseError(
+            f"the version must look like 0.2.0, 0.2.0rc1, 0.2.0.dev1 or 0.2.0.post1, got {version!r}. Use {usual!r}."
+        )
     return found
 
 
@@ -92,7 +109,8 @@ def _check_bounds(workspace: Workspace, package: Package, version: Version) -> N
         if name not in workspace.packages:
             continue
         released = workspace.releases(name)
-        if not any(requirement.specifier.contains(each, prereleases=True) for each in released):
+        early = version.is_prerelease or None  # a final release needs final ones, as pip chooses them
+        if not any(requirement.specifier.contains(each, prereleases=early) for each in released):
             has = f"its last release is {released[-1]}" if released else "it has no release"
             raise ReleaseError(
                 f"{package.name} needs `{requirement}`, but {has}. Release {name} first, or change the bound."
@@ -102,6 +120,7 @@ def _check_bounds(workspace: Workspace, package: Package, version: Version) -> N
         for other in workspace.packages.values()
         for requirement in other.dependencies
         if canonicalize_name(requirement.name) == package.name
+        and other.name not in BUILT_FROM_ALL  # its bounds follow
         and any(
             one.operator not in (">=", ">") and not one.contains(version, prereleases=True)
             for one in requirement.specifier
@@ -117,18 +136,55 @@ def _check_bounds(workspace: Workspace, package: Package, version: Version) -> N
 def release(workspace: Workspace, package: Package, version: str) -> str:
     """Write the version and the changelog, commit, and tag; return the tag.
 
+    If this fails or is interrupted, everything is as before. A commit of this version that has no tag is tagged.
+
     Raises:
         ReleaseError: See `check`.
     """
     check(workspace, package, version)
+    commit = _untagged_commit(workspace, package, version)
+    if commit is not None:
+        return _tag(workspace, package, version, commit)
+    before = _git(workspace, "rev-parse", "HEAD").strip()
+    try:
+        _write(workspace, package, version)
+        _git(workspace, "add", "--all", str(package.path))
+        _git(workspace, "commit", "--message", f"{package.name} {version}")
+        return _tag(workspace, package, version, "HEAD")
+    except BaseException:
+        _git(workspace, "reset", "--quiet", "--hard", before)  # the tree was clean
+        _git(workspace, "clean", "--quiet", "--force", "-d", "--", str(package.path))
+        raise
+
+
+def _tag(workspace: Workspace, package: Package, version: str, commit: str) -> str:
+    tag = f"{package.name}-v{version}"
+    _git(workspace, "tag", "--annotate", "--message", f"{package.name} {version}", tag, commit)
+    return tag
+
+
+def _untagged_commit(workspace: Workspace, package: Package, version: str) -> str | None:
+    """Return the commit that released a version, if it is there without its tag."""
+    section = re.search(rf"^## {re.escape(version)} \(\d.*\)", package.news, re.MULTILINE)
+    if section is None or package.version != version or Version(version) in workspace.releases(package.name):
+        return None
+    found = _git(workspace, "log", "--format=%H", f"-S{section[0]}", "--", str(package.changelog)).split()
+    return found[-1] if found else None
+
+
+def _write(workspace: Workspace, package: Package, version: str) -> None:
+    """Write the changelog and the version."""
     if _is_handwritten(package, version):
         today = datetime.now(timezone.utc).date().isoformat()
         text = package.news.replace(f"## {version} {UNRELEASED}", f"## {version} ({today})", 1)
     else:
-        new = _new_packages(workspace, package)
+        new, released = _new_packages(workspace, package), workspace.releases(package.name)
         if new:
             text = f"New packages: {', '.join(f'`{name}`' for name in new)}.\n"
             (package.path / "changes" / "+new-packages.added.md").write_text(text, encoding="utf-8")
+        elif not package.fragments and _ends_candidates(released, Version(version)):
+            text = f"The same as {released[-1]}.\n"
+            (package.path / "changes" / "+final.added.md").write_text(text, encoding="utf-8")
         command = [sys.executable, "-m", "towncrier", "build", "--yes", "--config", "pyproject.toml"]
         command += ["--dir", str(package.path), "--version", version, "--name", package.name]
         subprocess.run(command, cwd=workspace.root, check=True)
@@ -136,11 +192,11 @@ def release(workspace: Workspace, package: Package, version: str) -> str:
     package.changelog.write_text(re.sub(r"\n{3,}", "\n\n", text.lstrip()), encoding="utf-8")
     path, text = _with_version(package, version)
     path.write_text(text, encoding="utf-8")
-    tag = f"{package.name}-v{version}"
-    _git(workspace, "add", "--all", str(package.path))
-    _git(workspace, "commit", "--message", f"{package.name} {version}")
-    _git(workspace, "tag", "--annotate", "--message", f"{package.name} {version}", tag)
-    return tag
+
+
+def _ends_candidates(released: list[Version], version: Version) -> bool:
+    """Return True for the final release after candidates, whose fragments are in the changelog already."""
+    return bool(released) and released[-1].is_prerelease and released[-1].release == version.release
 
 
 def _new_packages(workspace: Workspace, package: Package) -> list[str]:
@@ -170,7 +226,7 @@ def _with_version(package: Package, version: str) -> tuple[Path, str]:
 def _git(workspace: Workspace, *arguments: str) -> str:
     run = subprocess.run(["git", *arguments], check=False, cwd=workspace.root, capture_output=True, text=True)
     if run.returncode != 0:
-        raise ReleaseError(f"`git {' '.join(arguments)}` failed: {run.stderr.strip()}")
+        raise ReleaseError(f"`git {' '.join(arguments)}` failed: {run.stderr.strip() or run.stdout.strip()}")
     return run.stdout
 
 
@@ -186,7 +242,8 @@ def main() -> None:
         if arguments.check:
             check(workspace, package, arguments.version)
         else:
-            print(f"tagged {release(workspace, package, arguments.version)}; push it to publish")
+            tag = release(workspace, package, arguments.version)
+            print(f"tagged {tag}; to publish it: git push --atomic origin {BRANCH} {tag}")
     except (ReleaseError, ValueError) as error:
         sys.exit(str(error))
 

@@ -202,7 +202,8 @@ class Workspace:
     def releases(self, name: str) -> list[Version]:
         """Return the released versions of a package from the git tags, lowest first.
 
-        A tag of another package may begin in the same way: `composer-foo-viz-v0.1.0` is none of `composer-foo`.
+        A tag of another package may begin in the same way: `composer-foo-viz-v0.1.0` is none of `composer-foo`. Tags
+        that `nox -s release` would not have made are none.
         """
         prefix = f"{name}-v"
         run = subprocess.run(
@@ -211,7 +212,9 @@ class Workspace:
         found = []
         for tag in run.stdout.split():
             with suppress(InvalidVersion):
-                found.append(Version(tag.removeprefix(prefix)))
+                version = Version(tag.removeprefix(prefix))
+                if f"{prefix}{version}" == tag and len(version.release) == 3 and not version.local:
+                    found.append(version)
         return sorted(found)
 
     def commit_time(self) -> int:
@@ -240,6 +243,31 @@ class Workspace:
         changed = set(touched)
         return [name for name in self.names if changed & {name, *self.siblings(name, with_tests=True)}]
 
+    def paths_changed(self, base: str) -> list[str]:
+        """Return the paths that differ from the commit where this branch left `base`, the working tree's included.
+
+        Raises:
+            ValueError: `base` is not a commit that this repository knows.
+        """
+        found: set[str] = set()
+        fork = self._fork(base)
+        for command in (["diff", "--name-only", "--no-renames", fork], ["ls-files", "--others", "--exclude-standard"]):
+            run = subprocess.run(["git", *command, "-z"], cwd=self.root, check=True, capture_output=True, text=True)
+            found.update(filter(None, run.stdout.split("\0")))
+        return sorted(found)
+
+    def text_at_fork(self, base: str, path: str) -> str:
+        """Return a file's text in the commit where this branch left `base`; "" if it was not there."""
+        command = ["git", "show", f"{self._fork(base)}:{path}"]
+        return subprocess.run(command, cwd=self.root, check=False, capture_output=True, text=True).stdout
+
+    def _fork(self, base: str) -> str:
+        command = ["git", "merge-base", base, "HEAD"]
+        run = subprocess.run(command, cwd=self.root, check=False, capture_output=True, text=True)
+        if run.returncode != 0:
+            raise ValueError(f"`base` must be a commit of this repository, got {base!r}: {run.stderr.strip()}")
+        return run.stdout.strip()
+
     def touched(self, base: str) -> list[str]:
         """Return the packages whose files differ from those of the commit `base`.
 
@@ -248,12 +276,8 @@ class Workspace:
         Raises:
             ValueError: `base` is not a commit that this repository knows.
         """
-        command = ["git", "diff", "--name-only", "-z", f"{base}...HEAD"]
-        run = subprocess.run(command, cwd=self.root, check=False, capture_output=True, text=True)
-        if run.returncode != 0:
-            raise ValueError(f"`base` must be a commit of this repository, got {base!r}: {run.stderr.strip()}")
         touched: set[str] = set()
-        for path in filter(None, run.stdout.split("\0")):
+        for path in self.paths_changed(base):
             parts = Path(path).parts
             if parts[0] in ("pyproject.toml", "noxfile.py", "tools", ".ci", ".github"):
                 return self.names
