@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import importlib
 import json
 import re
@@ -10,6 +11,7 @@ import subprocess
 from pathlib import Path
 from types import ModuleType
 
+import griffe
 import nbformat
 import pytest
 import torch
@@ -19,7 +21,7 @@ from composer.core import Event, State
 from composer.loggers import Logger
 from composer.testing import RandomClassificationDataset, SimpleModel
 from tools import pairs
-from tools.site import api, links, loop, methods, models, notebooks, pages
+from tools.site import api, examples, links, loop, methods, models, notebooks, pages
 from tools.workspace import ROOT, Workspace
 
 WORKSPACE = Workspace()
@@ -178,6 +180,51 @@ def test_every_model_has_a_card(names: list[api.PublicName]) -> None:
     assert "| `num_classes` | `1000` | Number of classes. |" in text
     assert "# torch.Size([2, 10])" in text
     assert "Metrics" not in text.partition("## composer_resnet ")[2].partition("\n## ")[0]
+
+
+def test_the_programs_of_the_models_run_as_they_are_shown(names: list[api.PublicName]) -> None:
+    text = models.page(WORKSPACE, names)
+    programs = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+
+    assert len(programs) == text.count("[Reference](")
+    for program in programs:
+        exec(program, {})  # noqa: S102 - the program is ours
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (">>> f(torch.ones(1))", ">>> import torch\n>>> from composer.x import f\n>>> f(torch.ones(1))"),
+        ("A:\n    >>> F.f()\n    1", "A:\n    >>> from torch.nn import functional as F\n    >>> F.f()\n    1"),
+        (">>> import torch\n>>> f(torch)\n1", ">>> import torch\n>>> from composer.x import f\n>>> f(torch)\n1"),
+        (">>> from composer.x import f\n>>> f(unknown)", ">>> from composer.x import f\n>>> f(unknown)"),
+        (
+            ">>> def g(f):\n...     return f\n>>> [t for t in g(1)]",
+            ">>> def g(f):\n...     return f\n>>> [t for t in g(1)]",
+        ),
+        ("no example of f", "no example of f"),
+    ],
+)
+def test_examples_import_what_they_use(text: str, expected: str) -> None:
+    paths = {"f": "composer.x.f", "torch": "torch", "F": "torch.nn.functional", "t": "composer.x.t"}
+
+    assert examples.with_imports(text, paths.get) == expected
+
+
+def test_the_examples_of_the_reference_run_as_they_are_shown(names: list[api.PublicName], tmp_path: Path) -> None:
+    modules = {entry.definition: entry.modules[0] for entry in names if entry.definition}
+    (tmp_path / "names.json").write_text(json.dumps(modules))
+    extension = examples.Examples(names=str(tmp_path / "names.json"))
+    for definition in ("composer.algorithms.mixup.mixup.MixUp", "composer.core.time.Time"):
+        module, _, name = definition.rpartition(".")
+        source = Path(importlib.import_module(module).__file__ or "")
+        documented = griffe.visit(module, filepath=source, code=source.read_text(encoding="utf-8"))[name]
+
+        extension.on_object(obj=documented)
+
+        program = "".join(each.source for each in doctest.DocTestParser().get_examples(documented.docstring.value))
+        assert program.startswith(f"from {modules[definition]} import {name}\n")
+        exec(program, {})  # noqa: S102 - the program is ours
 
 
 def test_a_public_name_is_documented_once_where_it_is_defined(names: list[api.PublicName]) -> None:

@@ -77,6 +77,8 @@ def write(folder: Path, *, run_tutorials: bool) -> int:
         path = folder / "docs" / place
         path.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, path)
+    imported = {entry.definition: entry.modules[0] for entry in entries if entry.definition}
+    (folder / "names.json").write_text(json.dumps(imported), encoding="utf-8")  # for `examples`
     navigation = json.dumps(pages.navigation(workspace, ["reference/index.md", *references]))  # JSON is YAML
     configuration = (_SITE / "mkdocs.yml").read_text(encoding="utf-8")
     (folder / "mkdocs.yml").write_text(f"{configuration}\nnav: {navigation}\n", encoding="utf-8")

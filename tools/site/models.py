@@ -12,6 +12,7 @@ from docstring_parser import DocstringStyle, parse
 from composer.models import ComposerModel
 from tools import pairs
 from tools.site.api import PublicName, page_of_module
+from tools.site.examples import with_imports
 from tools.workspace import Package, Workspace
 
 __all__ = ["models", "page"]
@@ -49,7 +50,7 @@ def page(workspace: Workspace, names: Iterable[PublicName]) -> str:
         names: The public names, whose pages of the reference are linked.
     """
     references = {each.name: each for each in names if each.definition}
-    cards = [(name, package, _card(made)) for package, name, made in models(workspace)]
+    cards = [(name, package, _card(name, made)) for package, name, made in models(workspace)]
     index = [
         (f"[{name}](#{name})", text.partition("\n")[0], f"[{package.name}](packages/{package.name}/README.md)")
         for name, package, text in cards
@@ -62,9 +63,10 @@ def page(workspace: Workspace, names: Iterable[PublicName]) -> str:
     return "\n".join(parts)
 
 
-def _card(made: Callable[..., Any]) -> str:
+def _card(name: str, made: Callable[..., Any]) -> str:
     """Return the description, the arguments and the attribution of a model from its docstring."""
-    text = inspect.cleandoc(made.__doc__ or "")
+    paths = {name: f"composer.models.{name}", "torch": "torch"}
+    text = with_imports(inspect.cleandoc(made.__doc__ or ""), paths.get)
     start = _ATTRIBUTION.search(text)
     body, attribution = (text[: start.start()], text[start.start() :]) if start else (text, "")
     parsed = parse(body, DocstringStyle.GOOGLE)
