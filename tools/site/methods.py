@@ -29,7 +29,19 @@ against plain training that is tuned as well: [composer-evidence](packages/compo
 ## What was measured
 
 Every effect is the difference to the strongest plain training that a search found. Methods without an effect and losses
-are part of the table. A/A compares plain training with itself.
+are part of the table.
+
+- **verdict**: "gain" if a test finds one, corrected for all methods of the table (Holm), and fresh runs find it
+  again; "loss" if the method is worse by the same test; else "no effect found", with the smallest effect that the
+  runs would have shown with a probability of 0.8. Intervals are those of single methods, without the correction, so
+  one may exclude 0 where no effect was found.
+- **effect**: at the same number of steps. Averages (EMA, SWA, LAWA) are those of plain's own runs, so that small
+  effects show.
+- **at equal time**: against plain training that is as long as the method takes; "at most" where plain was not run as
+  long.
+- **n / of plain**: runs of the method and of plain training. The two gains stand beside fresh runs of plain, so its
+  mean there differs a little from that in the table's head.
+- **A/A** compares plain training with itself: what chance alone looks like.
 """
 _COLUMNS = ("method", "verdict", "effect, 95 % interval", "at equal time", "step time", "memory", "n / of plain")
 _TITLES = {"any": "Any model and data", "images": "Images", "tokens": "Text"}

@@ -59,6 +59,8 @@ class __CLASS__(Algorithm):
 
     Microbatches: each draws its own examples, so several microbatches do not equal one batch.
 
+    **Compilation** static: no shape changes.
+
     Args:
         probability: The probability that an example is replaced, in [0, 1]. 0 changes nothing.
         input_key: Where the inputs are in the batch; see `State.batch_get_item`.

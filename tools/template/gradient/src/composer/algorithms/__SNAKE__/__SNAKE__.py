@@ -48,6 +48,8 @@ class __CLASS__(Algorithm):
     At AFTER_TRAIN_BATCH the gradients of all microbatches are added up and unscaled, and are changed by
     `__FUNCTION__`; so microbatches equal one batch.
 
+    **Compilation** static: no shape depends on time or data.
+
     Args:
         strength: The share of the mean that is subtracted, in [0, 1]. 0 changes nothing.
 

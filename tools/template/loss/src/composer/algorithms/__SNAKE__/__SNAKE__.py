@@ -45,6 +45,8 @@ class __CLASS__(Algorithm):
     At AFTER_LOSS the penalty is added to the loss of the microbatch; see `__FUNCTION__`.
     It is a mean over examples, so microbatches equal one batch.
 
+    **Compilation** static: no shape depends on time or data.
+
     Args:
         weight: The weight of the penalty, at least 0. 0 changes nothing.
 

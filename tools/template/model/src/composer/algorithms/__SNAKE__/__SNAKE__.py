@@ -64,6 +64,8 @@ class __CLASS__(Algorithm):
     At INIT the ReLUs of the model are replaced; see `__FUNCTION__`.
     The layers work on examples one by one, so microbatches equal one batch.
 
+    **Compilation** static: no shape depends on time or data.
+
     Args:
         slope: The initial slope below zero, in [0, 1].
 
