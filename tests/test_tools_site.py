@@ -115,6 +115,36 @@ def test_a_list_begins_after_an_empty_line(text: str, expected: str) -> None:
     assert pages.readable(text) == expected
 
 
+def test_a_page_has_its_own_title_and_its_weight_in_the_search() -> None:
+    def finish(page: str, text: str = "# A\n\nb\n") -> str:
+        return pages.finished(text, page, WORKSPACE)
+
+    assert finish("packages/composer-muon/README.md") == "---\ntitle: Muon (composer-muon)\n---\n\n# A\n\nb\n"
+    assert finish("packages/composer-core/README.md").startswith("---\ntitle: composer-core\n---\n")
+    assert finish("packages/composer-muon/CHANGELOG.md") == (
+        "---\nsearch: {boost: 0.5}\n---\n\n# Changelog of composer-muon\n\nb\n"
+    )
+    assert finish("reference/composer.core.md") == (
+        "---\ntitle: composer.core\nsearch: {boost: 0.5}\n---\n\n# A\n\nb\n"
+    )
+    assert finish("guides/speed.md", "---\nhide: [toc]\n---\n\n# A") == (
+        "---\nsearch: {boost: 2}\nhide: [toc]\n---\n\n# A"
+    )
+    assert finish("methods.md") == "# A\n\nb\n"
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ("| a b | +1.9% [+1.6, +2.1] | 20 / 20 |", "| a b | +1.9%&nbsp;[+1.6,&nbsp;+2.1] | 20&nbsp;/&nbsp;20 |"),
+        ("| 1.02 (0.99 to 1.05) | 3 of 4 |", "| 1.02&nbsp;(0.99&nbsp;to&nbsp;1.05) | 3 of 4 |"),
+        ("`| 1 2 |`", "`| 1&nbsp;2 |`"),
+    ],
+)
+def test_numbers_in_a_table_stay_on_one_line(row: str, expected: str) -> None:
+    assert pages.finished(row, "methods.md", WORKSPACE) == expected
+
+
 # ---- the loop, the methods -------------------------------------------------------------------------------------------
 
 
@@ -253,7 +283,21 @@ def _is_module(module: str, name: str) -> bool:
     return isinstance(getattr(importlib.import_module(module), name), ModuleType)
 
 
+def test_a_name_without_a_definition_shows_its_value(names: list[api.PublicName]) -> None:
+    texts = api.pages(names)
+
+    assert re.search(r"## composer\.\\_\\_version\\_\\_\n\n`'[\d.]+\S*'`, a `str`\.", texts["reference/composer.md"])
+    utils = "".join(text for page, text in texts.items() if page.startswith("reference/composer.utils"))
+    assert "A `dict` with the keys `'s3'`, " in utils
+    assert "Also in `composer.utils.file_helpers`." in utils
+    recipes = "".join(text for page, text in texts.items() if page.startswith("reference/composer.recipes"))
+    assert re.search(r"## \S*composed\n\n`composer\.\S+\.Task\.composed`: \w+", recipes)
+
+
 # ---- notebooks -------------------------------------------------------------------------------------------------------
+
+
+DRAW = "from matplotlib import pyplot\npyplot.plot([1, 2]);"
 
 
 def test_a_notebook_is_run_and_shows_what_it_prints_and_draws(tmp_path: Path) -> None:
@@ -261,7 +305,7 @@ def test_a_notebook_is_run_and_shows_what_it_prints_and_draws(tmp_path: Path) ->
         cells=[
             nbformat.v4.new_markdown_cell("# Title"),
             nbformat.v4.new_code_cell("print(6 * 7)"),
-            nbformat.v4.new_code_cell("from matplotlib import pyplot\npyplot.plot([1, 2]);"),
+            nbformat.v4.new_code_cell(DRAW, metadata={"alt": "A line"}),
         ]
     )
     path = tmp_path / "small.ipynb"
@@ -272,8 +316,16 @@ def test_a_notebook_is_run_and_shows_what_it_prints_and_draws(tmp_path: Path) ->
     assert "# Title" in rendered.text
     assert "    42" in rendered.text
     (picture,) = rendered.pictures
-    assert picture in rendered.text
+    assert f"![A line]({picture})" in rendered.text
     assert rendered.pictures[picture].startswith(b"\x89PNG")
+
+
+def test_a_picture_without_a_description_ends_the_build(tmp_path: Path) -> None:
+    path = tmp_path / "drawn.ipynb"
+    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(DRAW)]), path)
+
+    with pytest.raises(ValueError, match=r'drawn\.ipynb: cell 0 draws a picture; .* as "alt"'):
+        notebooks.render([path])
 
 
 def test_a_failing_cell_ends_the_build(tmp_path: Path) -> None:
@@ -291,19 +343,36 @@ def test_broken_links_and_requests_are_found(tmp_path: Path) -> None:
     (tmp_path / "a.html").write_text(
         '<h1 id="top"></h1><a href="b.html#here">1</a><a href="#top">2</a><a href="https://example.com">3</a>'
         '<a href="c.html">4</a><a href="b.html#there">5</a><script src="https://example.com/x.js"></script>'
-        '<link rel="stylesheet" href="//example.com/x.css"><img src="a.png">'
+        '<link rel="stylesheet" href="//example.com/x.css"><img src="a.png"><title>T</title>'
     )
-    (tmp_path / "b.html").write_text('<a name="here"></a>')
+    (tmp_path / "b.html").write_text('<title>T</title><a name="here"></a><svg><title>S</title></svg><a href=".">6</a>')
+    (tmp_path / "404.html").write_text('<title>U</title><a href="a.html">1</a><a href="https://example.com">2</a>')
 
     checked = links.check(tmp_path)
 
     assert sorted(checked.problems) == [
+        "2 pages have the title 'T'.",
+        "404.html uses a.html, which leads elsewhere below another address.",
         "a.html links to a.png, which does not exist.",
         "a.html links to b.html#there, but that page has no such anchor.",
         "a.html links to c.html, which does not exist.",
         "a.html loads //example.com/x.css from elsewhere.",
         "a.html loads https://example.com/x.js from elsewhere.",
+        "b.html links to ., which is a directory.",
     ]
+
+
+@built
+def test_no_class_of_the_reference_shows_a_private_base() -> None:
+    shown = {
+        re.sub(r"<[^>]*>", "", base)
+        for page in (BUILT / "reference").glob("*.html")
+        for line in re.findall(r'class="doc doc-class-bases">(.*?)</p>', page.read_text(encoding="utf-8"), re.DOTALL)
+        for base in re.findall(r"<code>(.*?)</code>", line, re.DOTALL)
+    }
+
+    assert "Algorithm" in shown
+    assert [base for base in shown if base.rpartition(".")[2].startswith("_")] == []
 
 
 def browse(address: str, folder: Path) -> tuple[str, str]:

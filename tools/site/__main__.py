@@ -72,7 +72,9 @@ def write(folder: Path, *, run_tutorials: bool) -> int:
     for page, text in texts.items():
         path = folder / "docs" / page
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        path.write_text(pages.finished(text, page, workspace), encoding="utf-8")
+    for name in ("templates", "theme"):
+        shutil.copytree(_SITE / name, folder / name)
     for place, file in files.items():
         path = folder / "docs" / place
         path.parent.mkdir(parents=True, exist_ok=True)

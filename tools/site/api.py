@@ -200,11 +200,26 @@ def _page(page: str, group: list[PublicName]) -> str:
     for entry in group:
         heading = f"{entry.modules[0]}.{entry.name}"  # the shortest import
         if entry.definition is None:
-            parts.append(f"## {heading}\n")
+            escaped = heading.replace("_", "\\_")
+            parts.append(f"## {escaped}\n\n{_described(entry)}\n")
         else:
             options = f"      heading: {heading}\n      toc_label: {entry.name}\n"
             parts.append(f"::: {entry.definition}\n    options:\n{options}")
     return "\n".join(parts)
+
+
+def _described(entry: PublicName) -> str:
+    """Return what a name without a definition in the source stands for, and where else it can be imported from."""
+    value = getattr(importlib.import_module(entry.modules[0]), entry.name)
+    if inspect.isroutine(value):
+        summary = " ".join((inspect.getdoc(value) or "").split("\n\n")[0].split())
+        text = f"`{_home(value)}`: {summary}"
+    elif isinstance(value, dict):
+        text = f"A `dict` with the keys {', '.join(f'`{key!r}`' for key in value)}."
+    else:
+        text = f"`{value!r}`, a `{type(value).__name__}`."
+    also = ", ".join(f"`{module}`" for module in entry.modules[1:])
+    return f"{text} Also in {also}." if also else text
 
 
 def _module(name: str) -> ModuleType | None:

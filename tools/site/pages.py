@@ -10,7 +10,7 @@ from pathlib import Path
 from tools.site.api import page_of_module
 from tools.workspace import ROOT, Package, Workspace
 
-__all__ = ["card", "changelogs", "navigation", "places", "readable", "rewritten"]
+__all__ = ["card", "changelogs", "finished", "navigation", "places", "readable", "rewritten"]
 
 _SITE = Path(__file__).parent
 _DOCUMENTS = ("README.md", "MIGRATING.md", "HOSTS.md", "CHANGELOG.md")
@@ -19,6 +19,7 @@ _LINK = re.compile(
     r"`[^`\n]+`|(?P<label>!?\[(?:[^\]`]|`[^`]*`)*\])\((?P<target>[^)\s]+)\)"
 )  # or code, which is left alone
 _ITEM = re.compile(r"(?:[-*]|\d+\.) ")
+_NUMBERS = re.compile(r"(?<=\| )(at most )?[-+]?\d([-+\d.,%/()\[\] ]|to)*(?= \|)")  # "1.02 (0.99 to 1.05)" in a cell
 _GUIDES = (
     "your_trainer",
     "optimizers",
@@ -168,6 +169,36 @@ def changelogs(workspace: Workspace) -> str:
         if package.changelog.is_file():
             lines.append(f"| [{package.name}](packages/{package.name}/CHANGELOG.md) | {package.version} |")
     return "\n".join(lines) + "\n"
+
+
+def finished(text: str, page: str, workspace: Workspace) -> str:
+    """Return a page with its weight in the search, a title of its own, and numbers in tables that stay on one line.
+
+    Args:
+        text: The Markdown text.
+        page: Its path.
+        workspace: The packages.
+    """
+    folder, _, rest = page.partition("/")
+    lines = []
+    text = _outside_code(text, lambda part: _NUMBERS.sub(lambda match: match[0].replace(" ", "&nbsp;"), part))
+    if folder == "packages" and rest.endswith("/README.md"):
+        package = workspace[rest.removesuffix("/README.md")]
+        algorithm = next(iter(package.entry_points.get("composer.algorithms", {})), None)
+        lines.append(f"title: {f'{algorithm} ({package.name})' if algorithm else package.name}\n")
+    elif folder == "packages" and rest.endswith("/CHANGELOG.md"):
+        text = re.sub(r"^# .*", f"# Changelog of {rest.removesuffix('/CHANGELOG.md')}", text)
+    elif folder == "reference" and rest != "index.md":
+        lines.append(f"title: {rest.removesuffix('.md')}\n")
+    if folder in ("index.md", "how_it_works.md", "guides", "tutorials"):
+        lines.append("search: {boost: 2}\n")
+    elif folder == "reference" or page.endswith("/CHANGELOG.md"):
+        lines.append("search: {boost: 0.5}\n")
+    if not lines:
+        return text
+    if not text.startswith("---\n"):
+        text = f"---\n---\n\n{text}"
+    return text.replace("---\n", "".join(["---\n", *lines]), 1)
 
 
 def navigation(workspace: Workspace, references: Iterable[str]) -> list[object]:
