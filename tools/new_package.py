@@ -106,7 +106,7 @@ def main() -> None:
     print(
         f'{path.relative_to(workspace.root)} is ready: nox -s "tests({arguments.distribution})"\n'
         "When it does what it should, two tables of `nox -s together` want to know it: its group in\n"
-        "tests/test_algorithm_ranks.py, and packages/composer-core/HOSTS.md, which tests/test_hosts_table.py writes."
+        "tests/test_algorithm_ranks.py, and HOSTS.md, which `PYTHONPATH=. python tests/test_hosts_table.py` writes."
     )
 
 

@@ -7,6 +7,7 @@ python tools/workspace.py --changed origin/main    # the packages a change can a
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
 import shutil
 import subprocess
@@ -143,7 +144,8 @@ class Workspace:
 
     def __getitem__(self, name: str) -> Package:
         if name not in self.packages:
-            raise ValueError(f"`name` must be a package of this repository, got {name!r}. Choose from {self.names}.")
+            alike = difflib.get_close_matches(name, self.names, 3) or self.names
+            raise ValueError(f"`name` must be a package of this repository, got {name!r}. Choose from {alike}.")
         return self.packages[name]
 
     @property
