@@ -154,6 +154,8 @@ def test_the_diagram_has_all_events_of_training_in_their_order() -> None:
     drawn = list(loop.FIT.events())
 
     assert sorted(drawn, key=lambda event: event.index) == training
+    drawn += [*loop.EVALUATION.events(), *loop.PREDICTION.events()]
+    assert set(drawn) == set(Event)
     assert len(set(drawn)) == len(drawn)
     text = loop.diagram(methods.acting())
     assert text.count("<div") == text.count("</div>")
@@ -177,13 +179,21 @@ def test_the_trainer_announces_the_events_in_the_order_of_the_diagram() -> None:
         progress_bar=False,
     )
     trainer.fit()
-    trainer.close()
-
     drawn = list(loop.FIT.events())
     first_times = [event for event in dict.fromkeys(seen) if event in drawn]
     assert first_times == [event for event in drawn if event in seen]
     # An iteration without a length never ends.
     assert set(drawn) - set(seen) == {Event.ITERATION_END, Event.ITERATION_CHECKPOINT}
+
+    seen.clear()
+    batches = torch.utils.data.DataLoader(RandomClassificationDataset(size=4), batch_size=4)
+    trainer.eval(batches)
+    in_a_run = {Event.EVAL_BEFORE_ALL, Event.EVAL_AFTER_ALL}
+    assert list(dict.fromkeys(seen)) == [event for event in loop.EVALUATION.events() if event not in in_a_run]
+    seen.clear()
+    trainer.predict(batches)
+    assert list(dict.fromkeys(seen)) == list(loop.PREDICTION.events())
+    trainer.close()
 
 
 def test_the_page_of_methods_has_a_row_for_each() -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from composer.evidence.ledger import PUBLISHED, Ledger
+from composer.evidence.methods import METHODS
 from composer.evidence.page import cells, conditions, verdicts
 from composer.evidence.study import AA
 from composer.evidence.task import load_task
@@ -24,11 +25,14 @@ BEGIN = "<!-- measured: written by `python -m tools.measured` -->\n"
 END = "<!-- end of measured -->\n"
 _HEADING = "## Measured\n"
 _BEFORE = "## When not to use it\n"  # the section that a new one precedes
+_NOT_YET = "Not yet. [composer-evidence](../composer-evidence) measures it, on a task of its own or on yours.\n"
 _COLUMNS = ("verdict", "effect at equal steps", "at equal time", "step time", "memory", "n / of plain")
 
 
 def documents(workspace: Workspace, ledger: Ledger) -> Iterator[tuple[Path, str]]:
     """Yield each README with a measured section, and the text of that section.
+
+    A method that could be measured, and was not yet, has a section that says so.
 
     Args:
         workspace: The packages.
@@ -37,7 +41,7 @@ def documents(workspace: Workspace, ledger: Ledger) -> Iterator[tuple[Path, str]
     tasks = verdicts([ledger])
     for package in workspace.packages.values():
         for method in package.entry_points.get("composer.algorithms", {}):
-            text = _of_method(method, tasks)
+            text = _of_method(method, tasks) or (_NOT_YET if method in METHODS else "")
             if text:
                 yield package.path / "README.md", text
                 break

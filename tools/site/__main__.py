@@ -23,7 +23,11 @@ from tools.site import api, links, loop, methods, models, notebooks, pages
 from tools.workspace import ROOT, Workspace
 
 _SITE = Path(__file__).parent
-_DIAGRAM = "<!-- diagram -->"
+_DIAGRAMS = {
+    "<!-- diagram -->": loop.FIT,
+    "<!-- diagram of evaluations -->": loop.EVALUATION,
+    "<!-- diagram of predictions -->": loop.PREDICTION,
+}
 
 
 def write(folder: Path, *, run_tutorials: bool) -> int:
@@ -49,7 +53,9 @@ def write(folder: Path, *, run_tutorials: bool) -> int:
             text = pages.card(text, workspace[source.parent.name], homes[source.parent.name])
         texts[page] = text
         files |= pictures
-    texts["how_it_works.md"] = texts["how_it_works.md"].replace(_DIAGRAM, loop.diagram(methods.acting()))
+    acting = methods.acting()
+    for mark, drawn in _DIAGRAMS.items():
+        texts["how_it_works.md"] = texts["how_it_works.md"].replace(mark, loop.diagram(acting, drawn))
 
     results = pairs.pairs()
     texts["methods.md"] = methods.page(workspace, results)

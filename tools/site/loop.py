@@ -8,7 +8,7 @@ from html import escape
 
 from composer.core import Algorithm, Event
 
-__all__ = ["FIT", "Loop", "diagram"]
+__all__ = ["EVALUATION", "FIT", "PREDICTION", "Loop", "diagram"]
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,56 @@ FIT = Loop(
     ),
 )
 """A run of `Trainer.fit`."""
+EVALUATION = Loop(
+    "an evaluation",
+    (
+        "in a run:",
+        Event.EVAL_BEFORE_ALL,
+        "or by Trainer.eval:",
+        Event.EVAL_STANDALONE_START,
+        Loop(
+            "for each evaluator",
+            (
+                Event.EVAL_START,
+                Loop(
+                    "for each batch",
+                    (
+                        Event.EVAL_BATCH_START,
+                        Event.EVAL_BEFORE_FORWARD,
+                        "outputs = model.eval_forward(batch)",
+                        Event.EVAL_AFTER_FORWARD,
+                        "metrics are updated",
+                        Event.EVAL_BATCH_END,
+                    ),
+                ),
+                Event.EVAL_END,
+            ),
+        ),
+        "in a run:",
+        Event.EVAL_AFTER_ALL,
+        "or by Trainer.eval:",
+        Event.EVAL_STANDALONE_END,
+    ),
+)
+"""Evaluations in a run and alone."""
+PREDICTION = Loop(
+    "Trainer.predict",
+    (
+        Event.PREDICT_START,
+        Loop(
+            "for each batch",
+            (
+                Event.PREDICT_BATCH_START,
+                Event.PREDICT_BEFORE_FORWARD,
+                "outputs = model.eval_forward(batch)",
+                Event.PREDICT_AFTER_FORWARD,
+                Event.PREDICT_BATCH_END,
+            ),
+        ),
+        Event.PREDICT_END,
+    ),
+)
+"""Predictions."""
 
 
 def diagram(acting: Mapping[Event, Sequence[type[Algorithm]]], loop: Loop = FIT) -> str:

@@ -69,12 +69,14 @@ def page(workspace: Workspace, results: Iterable[pairs.Pair]) -> str:
     tasks = verdicts([Ledger(PUBLISHED)])
     parts = [_HEAD]
     for (task, _), entries in tasks.items():
-        rows = [(_linked(row[0], cards), *row[1:]) for row in map(cells, entries)]
+        rows = [(_linked(row[0], cards), _short(row[1]), *row[2:]) for row in map(cells, entries)]
         filled = [i for i, column in enumerate(zip(*rows, strict=True)) if any(column)]
         parts += [
             f"### {task}\n",
             f"{load_task(task).summary} {conditions(entries)}\n",
             pairs.table([_COLUMNS[i] for i in filled], [[row[i].replace("|", "\\|") for i in filled] for row in rows]),
+            *(f"- {row[0]}: {row[1]}" for row in map(cells, entries) if _short(row[1]) != row[1]),
+            "",
         ]
     refused: dict[str, list[str]] = defaultdict(list)
     for pair in results:
@@ -90,6 +92,11 @@ def page(workspace: Workspace, results: Iterable[pairs.Pair]) -> str:
         ]
         parts += [f"### {title}\n", pairs.table(("method", "what it does", "measured", "not together with"), rows)]
     return "\n".join(parts)
+
+
+def _short(verdict: str) -> str:
+    """Return a verdict without a long reason, which stands below the table."""
+    return verdict.partition(" (")[0] if verdict.startswith("not applicable") else verdict
 
 
 def _cards(workspace: Workspace) -> dict[str, tuple[str, str]]:

@@ -26,9 +26,11 @@ _GUIDES = (
     "resuming",
     "stores",
     "many_machines",
+    "profiling",
     "speed",
     "data_formats",
     "imagenet",
+    "export",
     "debugging",
 )
 _TUTORIALS = ("first_run", "own_algorithm", "finetune_transformers", "which_methods")
