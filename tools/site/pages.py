@@ -33,11 +33,18 @@ _GUIDES = (
     "export",
     "debugging",
 )
+# Links to what writes a page lead to that page.
+_WRITTEN = {
+    _SITE / "methods.py": "methods.md",
+    _SITE / "models.py": "models.md",
+    ROOT / "tools" / "pairs.py": "pairs.md",
+    ROOT / "tools" / "compatibility.py": "compatibility.md",
+}
 _TUTORIALS = ("first_run", "own_algorithm", "finetune_transformers", "which_methods")
 
 
 def places(workspace: Workspace) -> dict[Path, str]:
-    """Return `{file of the repository: page}` for the pages that are written by hand.
+    """Return `{file of the repository: page}` for the pages that are written by hand, and for programs that write one.
 
     The front page is the guide `start`, to which links to the README of the repository lead, too.
 
@@ -60,7 +67,7 @@ def places(workspace: Workspace) -> dict[Path, str]:
         raise ValueError(
             f"{names} must be listed in tools/site/pages.py, which gives guides and tutorials their order."
         )
-    return found
+    return found | _WRITTEN
 
 
 def rewritten(
