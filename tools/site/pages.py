@@ -21,6 +21,7 @@ _LINK = re.compile(
 _ITEM = re.compile(r"(?:[-*]|\d+\.) ")
 _NUMBERS = re.compile(r"(?<=\| )(at most )?[-+]?\d([-+\d.,%/()\[\] ]|to)*(?= \|)")  # "1.02 (0.99 to 1.05)" in a cell
 _GUIDES = (
+    "how_do_i",
     "your_trainer",
     "optimizers",
     "resuming",
