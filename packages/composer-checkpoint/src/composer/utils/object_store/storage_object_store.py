@@ -101,8 +101,12 @@ class FsspecObjectStore(StorageObjectStore):
         ValueError: No kind of store has this scheme.
 
     Example:
+        >>> from pathlib import Path
+        >>> from tempfile import mkdtemp
+        >>> file = Path(mkdtemp(), "readme")
+        >>> _ = file.write_text("hello")
         >>> with FsspecObjectStore("memory://bucket") as store:
-        ...     store.upload_object("folder/readme", __file__)
+        ...     store.upload_object("folder/readme", file)
         ...     store.list_objects("folder/")
         ['folder/readme']
     """
