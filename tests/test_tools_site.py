@@ -201,6 +201,7 @@ def test_the_page_of_methods_has_a_row_for_each() -> None:
 
     missing = [cls.__name__ for cls in pairs.classes() if f"\n| [{cls.__name__}](packages/composer-" not in text]
     assert missing == []
+    assert methods.MODELS.keys() <= {cls.__name__ for cls in pairs.classes()}
     assert "| [Muon](packages/composer-muon/README.md) | gain |" in text
 
 

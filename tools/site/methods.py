@@ -14,7 +14,7 @@ from composer.evidence.task import load_task
 from tools import pairs
 from tools.workspace import Workspace
 
-__all__ = ["acting", "page"]
+__all__ = ["MODELS", "acting", "page"]
 
 _HEAD = """---
 hide: [toc]
@@ -44,7 +44,35 @@ are part of the table.
 - **A/A** compares plain training with itself: what chance alone looks like.
 """
 _COLUMNS = ("method", "verdict", "effect, 95 % interval", "at equal time", "step time", "memory", "n / of plain")
-_TITLES = {"any": "Any model and data", "images": "Images", "tokens": "Text"}
+_METHOD_COLUMNS = ("method", "what it does", "model", "measured", "not together with")
+_TITLES = {"any": "Any data", "images": "Images", "tokens": "Text"}
+# What a model must have; the others take any.
+MODELS = {
+    "Alibi": "self-attention: BERT, GPT-2, or registered",
+    "BlurPool": "convolutions or pooling with strides",
+    "ChannelsLast": "convolutions in two dimensions",
+    "ChunkedCrossEntropy": "a linear head",
+    "Distillation": "logits like those of the teacher",
+    "Factorize": "large linear layers or convolutions",
+    "FusedLayerNorm": "layer normalization",
+    "GatedLinearUnits": "BERT",
+    "GhostBatchNorm": "batch normalization",
+    "GyroDropout": "dropout",
+    "LayerFreezing": "several layers",
+    "LogitSoftcap": "a head or attention of transformers, or named layers",
+    "LowPrecisionGroupNorm": "group normalization",
+    "LowPrecisionLayerNorm": "layer normalization",
+    "Muon": "hidden matrices or convolutions",
+    "ProgressiveResizing": "any image size",
+    "QKNorm": "attention of transformers, or named layers",
+    "SeqLengthWarmup": "any sequence length",
+    "SequencePacking": "an attention mask and positions as inputs",
+    "SqueezeExcite": "convolutions in two dimensions",
+    "StochasticDepth": "residual blocks",
+    "WeightStandardization": "convolutions",
+    "Whitening": "a first convolution of small filters",
+    "ZLoss": "logits of classes or tokens",
+}
 _IMAGES = {"AugMix", "RandAugment"}  # are not in the ledger's list of methods
 _TOKENS = {"ChunkedCrossEntropy", "SequencePacking"}
 
@@ -83,14 +111,20 @@ def page(workspace: Workspace, results: Iterable[pairs.Pair]) -> str:
         if pair.refused:
             refused[pair.first].append(pair.second)
             refused[pair.second].append(pair.first)
-    parts.append("## All methods by what they need\n")
+    parts.append("## All methods by data and model\n")
     for kind, title in _TITLES.items():
         rows = [
-            (_linked(name, cards), cards[name][1], _words(name, tasks), ", ".join(sorted(refused[name])))
+            (
+                _linked(name, cards),
+                cards[name][1],
+                MODELS.get(name, "any"),
+                _words(name, tasks),
+                ", ".join(sorted(refused[name])),
+            )
             for name in sorted(cards)
             if _kind(name) == kind
         ]
-        parts += [f"### {title}\n", pairs.table(("method", "what it does", "measured", "not together with"), rows)]
+        parts += [f"### {title}\n", pairs.table(_METHOD_COLUMNS, rows)]
     return "\n".join(parts)
 
 
