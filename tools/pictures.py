@@ -19,23 +19,16 @@ import matplotlib
 import torch
 from matplotlib.figure import Figure
 from PIL import Image, ImageDraw
-from torchvision.models.resnet import Bottleneck
 from torchvision.transforms.functional import pil_to_tensor, to_pil_image
 
 from composer import functional as cf
-from composer import optim
-from composer.algorithms import SWA, SeqLengthWarmup
-from composer.algorithms.alibi.attention_surgery_functions import register_alibi
 from composer.algorithms.blurpool import blur_2d
-from composer.core import Engine, Event, State
-from composer.evidence.ledger import PUBLISHED, Ledger
-from composer.evidence.page import verdicts
-from composer.recipes import Metric
+from composer.algorithms.squeeze_excite import SqueezeExcite2d
+from tools import charts
 from tools.workspace import Workspace
 
 SIZE = 160  # pixels of a scene, along each side
 DPI = 100
-BLUE, ORANGE, GRAY = "#1f77b4", "#ff7f0e", "#b8bec6"
 STYLE: Any = {
     "font.family": ["DejaVu Sans", "sans-serif"],  # the first ships with matplotlib
     "font.size": 9,
@@ -122,12 +115,12 @@ def scenes() -> torch.Tensor:
 
 def panels(images: Sequence[torch.Tensor | Image.Image], titles: Sequence[str]) -> Figure:
     """Show images side by side at their true size, one pixel for each pixel; aligned at the bottom."""
-    count = len(images)
+    pictures = [to_pil_image(image.clamp(0, 1)) if isinstance(image, torch.Tensor) else image for image in images]
+    count, tallest = len(pictures), max(picture.height for picture in pictures) / DPI
     side, gap, head = SIZE / DPI, 0.12, 0.27
-    figure = Figure(figsize=(count * side + (count + 1) * gap, side + head + gap), dpi=DPI)
+    figure = Figure(figsize=(count * side + (count + 1) * gap, tallest + head + gap), dpi=DPI)
     width, height = figure.get_size_inches()
-    for index, (image, title) in enumerate(zip(images, titles, strict=True)):
-        picture = to_pil_image(image.clamp(0, 1)) if isinstance(image, torch.Tensor) else image
+    for index, (picture, title) in enumerate(zip(pictures, titles, strict=True)):
         center, w, h = gap + index * (side + gap) + side / 2, picture.width / DPI, picture.height / DPI
         axes = figure.add_axes(((center - w / 2) / width, gap / height, w / width, h / height))
         axes.imshow(picture, cmap="gray", interpolation="nearest", aspect="auto")
@@ -219,233 +212,66 @@ def progressive_resizing() -> Figure:
     return panels(pictures, ["first half: 0.5", "then 0.75", "in the end 1.0", 'mode="crop": 0.5'])
 
 
-def alibi() -> Figure:
-    """Show what two heads add to the scores of their attention."""
-    heads, tokens = 8, 12
-    both = register_alibi(torch.nn.Module(), heads, tokens, causal=False).alibi
-    assert isinstance(both, torch.Tensor)
-    figure = Figure(figsize=(7.2, 2.7), layout="constrained")
-    hidden = torch.ones(tokens, tokens).triu(1).bool()
-    shades = matplotlib.colormaps["Blues_r"].resampled(24).with_extremes(bad=GRAY)
-    shown = [("head 1, causal mask", both[0, 0].masked_fill(hidden, math.nan)), ("head 1", both[0, 0])]
-    shown.append(("head 3", both[0, 2]))
-    axes: Any = figure.subplots(1, len(shown), sharey=True)
-    for axis, (title, bias) in zip(axes, shown, strict=True):
-        axis.imshow(bias, cmap=shades, vmin=-6, vmax=0)
-        axis.set(title=title, xlabel="key", xticks=[0, 5, 11], yticks=[0, 5, 11])
-    axes[0].set_ylabel("query")
-    figure.colorbar(axes[0].images[0], ax=axes, label="bias", shrink=0.8)
-    return figure
-
-
-def ema() -> Figure:
-    """Show a weight that training moves about, and its average."""
-    steps, weight = 150, torch.nn.Linear(1, 1, bias=False)
-    average = torch.nn.Linear(1, 1, bias=False)
-    torch.nn.init.zeros_(weight.weight)
-    average.load_state_dict(weight.state_dict())
-    weights, averages = [], []
-    for batch in range(steps):
-        with torch.no_grad():
-            weight.weight.fill_(1 - math.exp(-batch / 30) + 0.15 * torch.randn(()).item())
-        cf.compute_ema(weight, average, smoothing=2 ** (-1 / 10))
-        weights.append(weight.weight.item())
-        averages.append(average.weight.item())
-    figure, axes = _plot("batch", "one weight")
-    axes.plot(weights, color=GRAY, linewidth=1, label="training weight")
-    axes.plot(averages, color=BLUE, linewidth=2, label='average, half_life="10ba"')
-    axes.legend(frameon=False, loc="lower right")
-    return figure
-
-
-def swa() -> Figure:
-    """Show when SWA averages, and when the average becomes the weights."""
-    algorithm = SWA(swa_start="0.6dur", swa_end="0.9dur", update_interval="1ep")
-    state = State(
-        model=torch.nn.Linear(1, 1), max_duration="20ep", rank_zero_seed=0, dataloader=[0], algorithms=[algorithm]
-    )
-    engine = Engine(state)
-    engine.run_event(Event.INIT)
-    engine.run_event(Event.FIT_START)
-    averaged, replaced = [], []
-    for epoch in range(20):
-        counter, completed = algorithm.step_counter, algorithm.swa_completed
-        state.timestamp = state.timestamp.to_next_batch(samples=1).to_next_epoch()
-        engine.run_event(Event.EPOCH_END)
-        if algorithm.step_counter > counter:
-            averaged.append(epoch + 1)
-        if algorithm.swa_completed and not completed:
-            replaced.append(epoch + 1)
-    figure, axes = _plot("epoch", "", height=1.7)
-    axes.scatter(range(1, 21), [0] * 20, s=80, facecolors="white", edgecolors=GRAY, label="weights after an epoch")
-    axes.scatter(averaged, [0] * len(averaged), s=80, color=BLUE, label="averaged")
-    for epoch in replaced:
-        axes.annotate(
-            "swa_end: the average\nbecomes the weights", (epoch, 0.008), (epoch, 0.045), ha="center", va="bottom",
-            arrowprops={"arrowstyle": "->"},
-        )  # fmt: skip
-    axes.annotate(
-        "swa_start", (averaged[0], 0.008), (averaged[0], 0.045), ha="center", va="bottom",
-        arrowprops={"arrowstyle": "->"},
-    )  # fmt: skip
-    axes.set(ylim=(-0.03, 0.11), yticks=[], xticks=range(0, 21, 5))
-    axes.spines["left"].set_visible(False)
-    axes.legend(frameon=False, loc="upper left", ncols=1)
-    return figure
-
-
-def layer_freezing() -> Figure:
-    """Show which layers are trained, over a run."""
-    names, steps = ["conv1", "conv2", "conv3", "conv4", "linear"], 200
-    model = torch.nn.Sequential(*(torch.nn.Linear(1, 1) for _ in names))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    frozen_at = [1.0] * len(names)
-    for step in range(steps + 1):
-        count, _ = cf.freeze_layers(model, optimizer, step / steps, freeze_start=0.4, freeze_level=1.0)
-        for layer in range(count):
-            frozen_at[layer] = min(frozen_at[layer], step / steps)
-    figure, axes = _plot("fraction of the run", "")
-    axes.barh(names, frozen_at, color=BLUE, height=0.6, label="trained")
-    axes.barh(names, [1 - at for at in frozen_at], left=frozen_at, color=GRAY, height=0.6, label="frozen")
-    axes.invert_yaxis()
-    axes.set_xlim(0, 1)
-    axes.legend(frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
-    return figure
-
-
-def seq_length_warmup() -> Figure:
-    """Show how long the sequences of the batches are, over a run."""
-    batches, length = 100, 128
-    algorithm = SeqLengthWarmup(duration=0.5, min_seq_length=16, max_seq_length=length, step_size=16)
-    tokens = torch.zeros(1, length, dtype=torch.int64)
-    state = State(
-        model=torch.nn.Linear(1, 1), max_duration=f"{batches}ba", rank_zero_seed=0, dataloader=[0],
-        algorithms=[algorithm],
-    )  # fmt: skip
-    engine = Engine(state)
-    lengths = []
-    for _ in range(batches):
-        state.batch = {"input_ids": tokens}
-        engine.run_event(Event.AFTER_DATALOADER)
-        lengths.append(state.batch["input_ids"].shape[1])
-        state.timestamp = state.timestamp.to_next_batch(samples=1)
-    figure, axes = _plot("batch", "tokens per sequence")
-    axes.plot(lengths, color=BLUE, linewidth=2, drawstyle="steps-post")
-    axes.set(ylim=(0, 1.05 * length), yticks=range(0, length + 1, 32))
-    return figure
-
-
-def batch_size_warmup() -> Figure:
-    """Show the size of batches over the samples of a run."""
-    figure, axes = _plot("samples", "samples per batch")
-    for shape, color in (("doubling", BLUE), ("linear", ORANGE)):
-        drawn, sizes = [0], []
-        while drawn[-1] < 10_000:
-            sizes.append(cf.compute_batch_size(drawn[-1], duration=6_000, initial=16, final=256, shape=shape))
-            drawn.append(drawn[-1] + sizes[-1])
-        axes.plot(drawn[:-1], sizes, color=color, linewidth=2, drawstyle="steps-post", label=f'shape="{shape}"')
-    axes.set(ylim=(0, 275), yticks=[16, 64, 128, 256], xlim=(0, 10_000))
-    axes.legend(frameon=False, loc="lower right")
-    return figure
-
-
-def logit_softcap() -> Figure:
-    """Show capped logits as a function of the logits."""
-    figure, axes = _plot("logit", "capped logit")
-    logits = torch.linspace(-120, 120, 241)
-    axes.plot(logits, logits, color=GRAY, linewidth=1, label="not capped")
-    for cap, color in ((30.0, BLUE), (50.0, ORANGE)):
-        axes.plot(logits, cf.softcap_logits(logits, cap), color=color, linewidth=2, label=f"cap {cap:g}")
-    axes.set(ylim=(-62, 62), yticks=[-50, -30, 0, 30, 50])
-    axes.legend(frameon=False, loc="upper left")
-    return figure
-
-
-def stochastic_depth() -> Figure:
-    """Show with which probability each block of a network is skipped."""
-    figure, axes = _plot("block", "probability to skip it")
-    for distribution, color, marker in (("linear", BLUE, "o"), ("uniform", ORANGE, "s")):
-        model: Any = torch.nn.Sequential(*(Bottleneck(64, 16) for _ in range(16)))
-        cf.apply_stochastic_depth(model, "ResNetBottleneck", drop_rate=0.2, drop_distribution=distribution)
-        rates = [float(block.drop_rate) for block in model]
-        axes.plot(range(1, 17), rates, marker=marker, color=color, label=f'drop_distribution="{distribution}"')
-    axes.set(ylim=(0, 0.27), xticks=[1, 4, 8, 12, 16])
-    axes.legend(frameon=False, loc="upper left", ncols=2)
-    return figure
-
-
-def schedules() -> Figure:
-    """Show the factors of the learning rate, over a run."""
-    shown = [
-        ("StepScheduler", optim.StepScheduler("20ep", gamma=0.5)),
-        ("LinearScheduler", optim.LinearScheduler()),
-        ("CosineAnnealingScheduler", optim.CosineAnnealingScheduler()),
-        ("CosineAnnealingWarmRestartsScheduler", optim.CosineAnnealingWarmRestartsScheduler("20ep", t_mult=1.6)),
-        ("PolynomialScheduler", optim.PolynomialScheduler(power=3.0)),
-        ("CosineAnnealingWithWarmupScheduler", optim.CosineAnnealingWithWarmupScheduler("20ep")),
-    ]
-    figure = Figure(figsize=(7.2, 3.2), layout="constrained")
-    axes: Any = figure.subplots(2, 3, sharex=True, sharey=True)
-    for axis, (name, schedule) in zip(axes.flat, shown, strict=True):
-        state = State(model=torch.nn.Linear(1, 1), max_duration="100ep", rank_zero_seed=0, dataloader=[0])
-        factors = []
-        while state.timestamp < "100ep":
-            factors.append(schedule(state))
-            state.timestamp = state.timestamp.to_next_batch(samples=1).to_next_epoch()
-        axis.plot(factors, color=BLUE, linewidth=2)
-        axis.set_title(name, fontsize=7.5)
-        axis.set(ylim=(0, 1.05), yticks=[0, 1], xticks=[0, 50, 100])
-    figure.supxlabel("epoch", fontsize=9)
-    figure.supylabel("factor", fontsize=9)
-    return figure
-
-
-def effects() -> Figure:
-    """Show what the published ledger says of all methods on its first task: effects with their intervals."""
-    (task, _), entries = next(iter(verdicts([Ledger(PUBLISHED)]).items()))
-    shown = [entry for entry in entries if entry.get("comparison") is not None]
-    shown.sort(key=lambda entry: float(entry["comparison"]["effect"]))
-    metric = Metric(**shown[0]["metric"])
-    figure, axes = _plot(f"{metric.title} of {task}, difference to plain training", "", height=0.6 + 0.19 * len(shown))
-    colors = {"gain": BLUE, "loss": ORANGE}
-    for row, entry in enumerate(shown):
-        low, middle, high = (metric.scale * entry["comparison"][key] for key in ("low", "effect", "high"))
-        color = colors.get(entry["verdict"]["word"], GRAY)
-        axes.plot([low, high], [row, row], color=color, linewidth=2)
-        axes.plot(middle, row, marker="o", color=color)
-    axes.axvline(0, color="black", linewidth=0.8)
-    axes.set(yticks=range(len(shown)), yticklabels=[entry["method"] for entry in shown], ylim=(-0.7, len(shown) - 0.3))
-    return figure
-
-
-def _plot(xlabel: str, ylabel: str, height: float = 2.4) -> tuple[Figure, Any]:
-    figure = Figure(figsize=(6.4, height), layout="constrained")
-    axes = figure.subplots()
-    axes.set(xlabel=xlabel, ylabel=ylabel)
-    return figure, axes
+def squeeze_excite() -> Figure:
+    """Show feature maps, and what is left of them with the weights of their channels."""
+    gray, edges = scenes()[:1].mean(1, keepdim=True), torch.tensor([[1.0, 0, -1], [2, 0, -2], [1, 0, -1]])
+    small = torch.nn.functional.interpolate(gray, (120, 120), mode="area")
+    filters = torch.stack([edges.abs() / 6, edges, edges.T, -edges.abs() / 6])[:, None]
+    maps = torch.nn.functional.conv2d(small, filters, torch.tensor([0.0, 0, 0, 1])).clamp(0, 1)
+    layer = SqueezeExcite2d(4, latent_channels=4)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.mul_(5)
+        weights, weighted = layer.pool_and_mlp(maps)[0], layer(maps)[0]
+    pairs = torch.cat([maps[0], torch.ones(4, 8, maps.shape[-1]), weighted], 1)
+    return panels(list(pairs), [f"channel {index + 1}, times {weight:.2f}" for index, weight in enumerate(weights)])
 
 
 PICTURES = {
-    "alibi": Picture("composer-alibi", "svg", alibi),
+    "alibi": Picture("composer-alibi", "svg", charts.alibi),
     "alternating_flip": Picture("composer-alternating-flip", "png", alternating_flip),
     "augmix": Picture("composer-augmix", "png", augmix),
-    "batch_size_warmup": Picture("composer-batch-size-warmup", "svg", batch_size_warmup),
+    "batch_size_warmup": Picture("composer-batch-size-warmup", "svg", charts.batch_size_warmup),
     "blurpool": Picture("composer-blurpool", "png", blurpool),
+    "channels_last": Picture("composer-channels-last", "svg", charts.channels_last),
+    "chunked_cross_entropy": Picture("composer-chunked-cross-entropy", "svg", charts.chunked_cross_entropy),
     "colout": Picture("composer-colout", "png", colout),
     "cutmix": Picture("composer-cutmix", "png", cutmix),
     "cutout": Picture("composer-cutout", "png", cutout),
-    "effects": Picture("composer-evidence", "svg", effects),
-    "ema": Picture("composer-ema", "svg", ema),
-    "layer_freezing": Picture("composer-layer-freezing", "svg", layer_freezing),
-    "logit_softcap": Picture("composer-logit-softcap", "svg", logit_softcap),
+    "distillation": Picture("composer-distillation", "svg", charts.distillation),
+    "effects": Picture("composer-evidence", "svg", charts.effects),
+    "ema": Picture("composer-ema", "svg", charts.ema),
+    "factorize": Picture("composer-factorize", "svg", charts.factorize),
+    "fused_layernorm": Picture("composer-fused-layernorm", "svg", charts.fused_layernorm),
+    "gated_linear_units": Picture("composer-gated-linear-units", "svg", charts.gated_linear_units),
+    "ghost_batchnorm": Picture("composer-ghost-batchnorm", "svg", charts.ghost_batchnorm),
+    "gradient_clipping": Picture("composer-gradient-clipping", "svg", charts.gradient_clipping),
+    "gyro_dropout": Picture("composer-gyro-dropout", "svg", charts.gyro_dropout),
+    "label_smoothing": Picture("composer-label-smoothing", "svg", charts.label_smoothing),
+    "lawa": Picture("composer-lawa", "svg", charts.lawa),
+    "layer_freezing": Picture("composer-layer-freezing", "svg", charts.layer_freezing),
+    "logit_softcap": Picture("composer-logit-softcap", "svg", charts.logit_softcap),
+    "low_precision_groupnorm": Picture("composer-low-precision-groupnorm", "svg", charts.low_precision_groupnorm),
+    "low_precision_layernorm": Picture("composer-low-precision-layernorm", "svg", charts.low_precision_layernorm),
     "mixup": Picture("composer-mixup", "png", mixup),
+    "muon": Picture("composer-muon", "svg", charts.muon),
     "progressive_resizing": Picture("composer-progressive-resizing", "png", progressive_resizing),
+    "qk_norm": Picture("composer-qk-norm", "svg", charts.qk_norm),
     "randaugment": Picture("composer-randaugment", "png", randaugment),
-    "schedules": Picture("composer-optim", "svg", schedules),
-    "seq_length_warmup": Picture("composer-seq-length-warmup", "svg", seq_length_warmup),
-    "stochastic_depth": Picture("composer-stochastic-depth", "svg", stochastic_depth),
-    "swa": Picture("composer-swa", "svg", swa),
+    "sam": Picture("composer-sam", "svg", charts.sam),
+    "scale_schedule": Picture("composer-scale-schedule", "svg", charts.scale_schedule),
+    "schedule_free": Picture("composer-schedule-free", "svg", charts.schedule_free),
+    "schedules": Picture("composer-optim", "svg", charts.schedules),
+    "selective_backprop": Picture("composer-selective-backprop", "svg", charts.selective_backprop),
+    "seq_length_warmup": Picture("composer-seq-length-warmup", "svg", charts.seq_length_warmup),
+    "sequence_packing": Picture("composer-sequence-packing", "svg", charts.sequence_packing),
+    "squeeze_excite": Picture("composer-squeeze-excite", "png", squeeze_excite),
+    "stochastic_depth": Picture("composer-stochastic-depth", "svg", charts.stochastic_depth),
+    "swa": Picture("composer-swa", "svg", charts.swa),
     "test_time_augmentation": Picture("composer-test-time-augmentation", "png", test_time_augmentation),
+    "weight_standardization": Picture("composer-weight-standardization", "svg", charts.weight_standardization),
+    "whitening": Picture("composer-whitening", "svg", charts.whitening),
+    "z_loss": Picture("composer-z-loss", "svg", charts.z_loss),
 }
 
 
