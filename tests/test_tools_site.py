@@ -122,13 +122,11 @@ def test_a_page_has_its_own_title_and_its_weight_in_the_search() -> None:
     assert finish("packages/composer-muon/README.md") == "---\ntitle: Muon (composer-muon)\n---\n\n# A\n\nb\n"
     assert finish("packages/composer-core/README.md").startswith("---\ntitle: composer-core\n---\n")
     assert finish("packages/composer-muon/CHANGELOG.md") == (
-        "---\nsearch: {boost: 0.5}\n---\n\n# Changelog of composer-muon\n\nb\n"
+        "---\nsearch: {boost: 0.3}\n---\n\n# Changelog of composer-muon\n\nb\n"
     )
-    assert finish("reference/composer.core.md") == (
-        "---\ntitle: composer.core\nsearch: {boost: 0.5}\n---\n\n# A\n\nb\n"
-    )
+    assert finish("reference/composer.core.md") == "---\ntitle: composer.core\n---\n\n# A\n\nb\n"
     assert finish("guides/speed.md", "---\nhide: [toc]\n---\n\n# A") == (
-        "---\nsearch: {boost: 2}\nhide: [toc]\n---\n\n# A"
+        "---\nsearch: {boost: 1.5}\nhide: [toc]\n---\n\n# A"
     )
     assert finish("methods.md") == "# A\n\nb\n"
 

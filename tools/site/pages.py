@@ -201,9 +201,9 @@ def finished(text: str, page: str, workspace: Workspace) -> str:
     elif folder == "reference" and rest != "index.md":
         lines.append(f"title: {rest.removesuffix('.md')}\n")
     if folder in ("index.md", "how_it_works.md", "guides", "tutorials"):
-        lines.append("search: {boost: 2}\n")
-    elif folder == "reference" or page.endswith("/CHANGELOG.md"):
-        lines.append("search: {boost: 0.5}\n")
+        lines.append("search: {boost: 1.5}\n")
+    elif page.endswith("/CHANGELOG.md"):
+        lines.append("search: {boost: 0.3}\n")
     if not lines:
         return text
     if not text.startswith("---\n"):
