@@ -232,8 +232,10 @@ def docs(session: nox.Session) -> None:
 @nox.session(tags=["ci"])
 def site(session: nox.Session) -> None:
     """Build the documentation into `.nox/pages/html`, with the tutorials run, and check it (`-- --help`)."""
-    stores = WORKSPACE.outside(WORKSPACE["composer-checkpoint"].test_dependencies)  # one module derives from a client's
-    _install(session, NAMES, *TEST_TOOLS, *TOOL_TOOLS, *SITE_TOOLS, "ruff", *stores)
+    # One module derives from a client's; the models' examples run.
+    shown = (WORKSPACE[name].test_dependencies for name in ("composer-checkpoint", "composer-models"))
+    more = set().union(*map(WORKSPACE.outside, shown))
+    _install(session, NAMES, *TEST_TOOLS, *TOOL_TOOLS, *SITE_TOOLS, "ruff", *sorted(more))
     session.run("python", "-m", "tools.site", *session.posargs, env={"OMP_NUM_THREADS": "1"})
     if not session.posargs:
         _pytest(session, "tests/test_tools_site.py")
