@@ -174,6 +174,8 @@ def regress(session: nox.Session, package: str) -> None:
         session.skip(f"{package} needs no other package")
     with _plain_errors(session):
         released, wheels = wheelhouse.released_wheels(WORKSPACE, package, Path(session.create_tmp()))
+    if kept_out := wheelhouse.kept_out(WORKSPACE, released):
+        session.skip(f"{package} {released.version} does not take {' and '.join(kept_out)} of the working tree")
     others = [*TEST_TOOLS, *WORKSPACE.outside(released.test_dependencies)]
     session.install("--quiet", "--constraint", PINNED, *map(str, wheels), *others)
     environment.share_bytecode(Path(session.virtualenv.location), DONORS)

@@ -245,6 +245,17 @@ class TestRegress:
         assert run.returncode != 0
         assert "cannot import name 'ONE'" in run.stdout
 
+    def test_a_core_that_released_packages_exclude_is_named(self, released: Tree) -> None:
+        tree = released
+        one, _ = wheelhouse.released_wheels(tree.workspace, "composer-one", tree.root / "released")
+        assert wheelhouse.kept_out(tree.workspace, one) == []
+        project = tree.workspace["composer-core"].path / "pyproject.toml"
+        project.write_text(project.read_text().replace('version = "0.1.0"', 'version = "1.0.0"'))
+
+        (found,) = wheelhouse.kept_out(tree.workspace, one)
+
+        assert found.startswith("composer-core 1.0.0 (it needs ")
+
     def test_the_newest_algorithm_meets_the_oldest_core_that_it_allows(self, released: Tree) -> None:
         tree = released
         core = tree.workspace["composer-core"]

@@ -143,6 +143,27 @@ def test_numbers_in_a_table_stay_on_one_line(row: str, expected: str) -> None:
     assert pages.finished(row, "methods.md", WORKSPACE) == expected
 
 
+@pytest.mark.parametrize(
+    ("page", "row", "expected"),
+    [
+        (
+            "pairs.md",
+            "| EMA | MixUp | EMA averages |",
+            "| [EMA](packages/composer-ema/README.md) | [MixUp](packages/composer-mixup/README.md) | EMA averages |",
+        ),
+        (
+            "packages/composer-core/HOSTS.md",
+            "| PostHocEMA | = | refused (1) |",
+            "| [PostHocEMA](../composer-lawa/README.md) | = | refused (1) |",
+        ),
+        ("compatibility.md", "| composer-sam | 0.1.0 |", "| [composer-sam](packages/composer-sam/README.md) | 0.1.0 |"),
+        ("methods.md", "| EMA | any |", "| EMA | any |"),
+    ],
+)
+def test_an_index_leads_to_the_cards(page: str, row: str, expected: str) -> None:
+    assert pages.finished(row, page, WORKSPACE) == expected
+
+
 # ---- the loop, the methods -------------------------------------------------------------------------------------------
 
 

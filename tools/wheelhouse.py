@@ -101,6 +101,22 @@ def released_wheels(workspace: Workspace, name: str, directory: Path) -> tuple[P
     return released, [wheel_of(workspace, package) for package in (released, *siblings)]
 
 
+def kept_out(workspace: Workspace, released: Package) -> list[str]:
+    """Return the siblings in the working tree that the bounds of a release exclude, each with its bound.
+
+    Args:
+        workspace: The packages.
+        released: A package that is checked out from a tag.
+    """
+    found = set()
+    for requirement in released.dependencies + released.test_dependencies:
+        for name in workspace.inside([requirement]):
+            version = workspace[name].version
+            if not requirement.specifier.contains(version, prereleases=True):
+                found.add(f"{name} {version} (it needs {requirement.specifier})")
+    return sorted(found)
+
+
 def wheel_of(workspace: Workspace, package: Package) -> Path:
     """Return the wheel of one package, which may be checked out from a tag."""
     derived.write(package)  # as the build would do, so that the fingerprint covers them

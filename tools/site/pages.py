@@ -34,6 +34,8 @@ _GUIDES = (
     "export",
     "debugging",
 )
+_INDEXES = ("pairs.md", "compatibility.md", "packages/composer-core/HOSTS.md")
+_CELL = re.compile(r"(?<=\| )[\w-]+(?= \|)")
 # Links to what writes a page lead to that page.
 _WRITTEN = {
     _SITE / "methods.py": "methods.md",
@@ -184,6 +186,8 @@ def changelogs(workspace: Workspace) -> str:
 def finished(text: str, page: str, workspace: Workspace) -> str:
     """Return a page with its weight in the search, a title of its own, and numbers in tables that stay on one line.
 
+    In a generated index, methods and packages that have a cell of their own lead to their cards.
+
     Args:
         text: The Markdown text.
         page: Its path.
@@ -192,6 +196,8 @@ def finished(text: str, page: str, workspace: Workspace) -> str:
     folder, _, rest = page.partition("/")
     lines = []
     text = _outside_code(text, lambda part: _NUMBERS.sub(lambda match: match[0].replace(" ", "&nbsp;"), part))
+    if page in _INDEXES:
+        text = _with_cards(text, page, workspace)
     if folder == "packages" and rest.endswith("/README.md"):
         package = workspace[rest.removesuffix("/README.md")]
         algorithm = next(iter(package.entry_points.get("composer.algorithms", {})), None)
@@ -209,6 +215,19 @@ def finished(text: str, page: str, workspace: Workspace) -> str:
     if not text.startswith("---\n"):
         text = f"---\n---\n\n{text}"
     return text.replace("---\n", "".join(["---\n", *lines]), 1)
+
+
+def _with_cards(text: str, page: str, workspace: Workspace) -> str:
+    owners = {package.name: package.name for package in workspace.packages.values()}
+    for package in workspace.packages.values():
+        owners |= dict.fromkeys(package.entry_points.get("composer.algorithms", {}), package.name)
+
+    def replace(match: re.Match[str]) -> str:
+        owner = owners.get(match[0])
+        place = os.path.relpath(f"packages/{owner}/README.md", Path(page).parent)
+        return match[0] if owner is None else f"[{match[0]}]({place})"
+
+    return _outside_code(text, lambda part: _CELL.sub(replace, part))
 
 
 def navigation(workspace: Workspace, references: Iterable[str]) -> list[object]:
