@@ -233,6 +233,34 @@ def effects() -> Figure:
     return figure
 
 
+def composing() -> Figure:
+    """Show what the best stack of the published ledger's first task buys: complete runs of each length, and plain's."""
+    ledger = Ledger(PUBLISHED)
+    (task, _), entries = next(iter(verdicts([ledger]).items()))
+    stack = next(entry for entry in entries if "+" in entry["method"] and entry["verdict"]["word"] == "gain")
+    plain, reached = ledger.entries("ladder", task)[-1], stack["time_to_target"]
+    metric, full = Metric(**stack["metric"]), stack["steps"]
+    lines = {
+        "plain": (GRAY, [(rung["steps"] / full, rung["scores"]) for rung in plain["rungs"]]),
+        " + ".join(stack["method"].split("+")): (BLUE, [(rung["time"], rung["scores"]) for rung in reached["rungs"]]),
+    }
+    figure, axes = _plot(f"time of a complete run, as a part of plain's {full} steps", f"{metric.title}, %", height=2.8)
+    for label, (color, rungs) in lines.items():
+        rungs.sort(key=lambda rung: rung[0])
+        scores = [metric.scale * torch.tensor([*values.values()]) for _, values in rungs]
+        times, means = [time for time, _ in rungs], [each.mean().item() for each in scores]
+        spread = [each.std().item() for each in scores]
+        axes.errorbar(times, means, spread, color=color, linewidth=2, marker="o", capsize=3, label=label)
+    target = metric.scale * sum(stack["control_scores"].values()) / len(stack["control_scores"])
+    ratio = reached["method"]["ratio"]
+    axes.axhline(target, color="black", linewidth=0.8, linestyle=":")
+    axes.annotate(
+        f"plain's end, in {ratio:.2f} of its time", (ratio, target), (-6, 4), textcoords="offset points", ha="right"
+    )
+    axes.legend(frameon=False, loc="lower right")
+    return figure
+
+
 def label_smoothing() -> Figure:
     """Show the target of an example before and after smoothing."""
     classes, logits, label = ["cat", "dog", "car", "house", "tree"], torch.zeros(1, 5), torch.tensor([0])

@@ -239,6 +239,7 @@ PICTURES = {
     "cutmix": Picture("composer-cutmix", "png", cutmix),
     "cutout": Picture("composer-cutout", "png", cutout),
     "distillation": Picture("composer-distillation", "svg", charts.distillation),
+    "composing": Picture("composer-evidence", "svg", charts.composing),
     "effects": Picture("composer-evidence", "svg", charts.effects),
     "ema": Picture("composer-ema", "svg", charts.ema),
     "factorize": Picture("composer-factorize", "svg", charts.factorize),

@@ -23,6 +23,7 @@ _NUMBERS = re.compile(r"(?<=\| )(at most )?[-+]?\d([-+\d.,%/()\[\] ]|to)*(?= \|)
 _GUIDES = (
     "how_do_i",
     "your_trainer",
+    "measuring",
     "optimizers",
     "resuming",
     "stores",
