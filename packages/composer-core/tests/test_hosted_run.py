@@ -399,6 +399,13 @@ def test_a_resumed_run_ends_as_an_uninterrupted_one(steps: int) -> None:
     deep_compare(expected, train(run))
 
 
+def test_callbacks_of_others_are_refused() -> None:
+    with pytest.raises(TypeError, match=r"must be callbacks of composer, got At\. Pass it in `algorithms`"):
+        make(callbacks=At(set()))
+    with pytest.raises(TypeError, match=r"must be callbacks of composer, got object\.$"):
+        make(callbacks=[object()])
+
+
 def test_the_state_of_another_run_is_reported() -> None:
     saved = make().state_dict()
     with pytest.warns(UserWarning, match="different algorithms: At"):

@@ -894,6 +894,35 @@ def test_a_loss_that_is_never_called_is_told() -> None:
         trainer.train()
 
 
+def test_a_method_that_hides_that_of_the_mixin_is_told() -> None:
+    class OwnLoss(InOrder):
+        def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
+            return model(**inputs)["loss"]
+
+    class OwnStep(InOrder):
+        def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            loss = self.compute_loss(model, inputs)
+            self.accelerator.backward(loss)
+            return loss.detach()
+
+    kinds: tuple[tuple[Any, str], ...] = ((OwnLoss, "compute_loss"), (OwnStep, "training_step"))
+    for kind, method in kinds:
+        trainer = kind(Net(), arguments(), train_dataset=examples(), algorithms=EMA())
+        with pytest.raises(RuntimeError, match=rf"`{method}` of {kind.__name__} hides.*\(ComposerMixin, MyTrainer\)"):
+            trainer.train()
+
+
+def test_a_checkpoint_of_transformers_alone_is_continued(tmp_path: Path) -> None:
+    steps = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2}
+    transformers.Trainer(Net(), arguments(tmp_path, **steps), train_dataset=examples()).train()
+    trainer = ComposerTrainer(Net(), arguments(tmp_path, **steps), train_dataset=examples(), algorithms=EMA())
+    with pytest.warns(UserWarning, match=r"has no composer\.pt"):
+        trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+
+    state = trainer.composer_run.state
+    assert state.timestamp.batch == state.max_duration == "2ba"
+
+
 def test_methods_may_be_called_outside_training() -> None:
     trainer = trainer_of("all", eval_dataset=examples())
     assert trainer.evaluate()["eval_loss"] > 0

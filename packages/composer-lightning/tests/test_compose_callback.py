@@ -193,6 +193,47 @@ def test_averages_are_evaluated() -> None:
     assert torch.equal(net.seen[-1], net.layers[0].weight)
 
 
+class LossNet(SplitNet):
+    """Computes its loss with `self.composer.loss` everywhere, and logs it."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx)
+        self.log("train", loss, on_step=False, on_epoch=True)
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val", self.composer.loss(batch))  # type: ignore[operator, union-attr]
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("test", self.composer.loss(batch))  # type: ignore[operator, union-attr]
+
+
+def test_the_loss_is_that_of_the_module_that_is_evaluated() -> None:
+    net, other = LossNet(), LossNet()
+    torch.nn.init.zeros_(other.layers[-1].weight)
+    trainer = trainer_of(callback_of("all"))
+    before = trainer.validate(other, data(), verbose=False)
+    trainer.fit(net, data())
+    after = trainer.test(net, data(), verbose=False)
+
+    assert trainer.validate(other, data(), verbose=False) == before
+    with torch.no_grad():
+        losses = [float(criterion(net.eval()(batch[0]), batch)) for batch in data()]  # of one size
+    assert after[0]["test"] == pytest.approx(sum(losses) / len(losses))
+
+
+def test_repeated_passes_are_not_logged() -> None:
+    class Losses(pl.Callback):
+        def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+            losses.append(float(outputs["loss"]))
+
+    losses: list[float] = []
+    trainer = trainer_of(ComposeCallback(SAM(rho=1.0), loss=criterion), Losses(), max_epochs=1)
+    trainer.fit(LossNet(), data())
+
+    assert float(trainer.callback_metrics["train"]) == pytest.approx(sum(losses) / len(losses))
+
+
 def test_the_plan_names_hooks() -> None:
     callback = callback_of("all")
     trainer_of(callback).fit(SplitNet(), data())
@@ -251,6 +292,25 @@ def test_checkpoints_hold_the_averages(tmp_path: Path) -> None:
     assert not torch.equal(training["network.layers.0.weight"], saved["state_dict"]["layers.0.weight"])
 
 
+def test_files_of_weights_only_hold_the_averages(tmp_path: Path) -> None:
+    def saved(weights_only: bool) -> dict[str, Any]:
+        folder = tmp_path / str(weights_only)
+        saver: Any = ModelCheckpoint(folder, save_last=True, every_n_train_steps=3, save_weights_only=weights_only)
+        trainer_of(callback_of("EMA and GradientClipping"), saver, max_steps=4).fit(SplitNet(), data())
+        return dict(torch.load(folder / "last.ckpt", weights_only=True)["state_dict"])
+
+    deep_compare(saved(weights_only=False), saved(weights_only=True))
+
+
+def test_a_trainer_that_has_not_fitted_may_save(tmp_path: Path) -> None:
+    net = Net()
+    trainer = trainer_of(callback_of("EMA and GradientClipping", split=False))
+    trainer.validate(net, data(), verbose=False)
+    trainer.save_checkpoint(tmp_path / "weights.ckpt", weights_only=False)
+
+    deep_compare(net.state_dict(), torch.load(tmp_path / "weights.ckpt", weights_only=True)["state_dict"])
+
+
 # ---- several fits ----
 
 
@@ -287,7 +347,7 @@ def test_an_interrupted_fit_can_be_continued(hook: str, error: type[BaseExceptio
 
     assert torch.equal(random, torch.get_rng_state())
     deep_compare(failure.weights, copy.deepcopy(dict(net.layers.named_parameters())))
-    assert not {"training_step", "optimizer_step", "on_after_batch_transfer", "composer"} & vars(net).keys()
+    assert not {"training_step", "optimizer_step", "log", "composer"} & vars(net).keys()
     assert (run.state.timestamp.epoch, run.state.timestamp.batch_in_epoch > 0) == (1, True)
 
     net.train()
@@ -378,6 +438,17 @@ def test_a_later_fit_resumes_exactly(tmp_path: Path) -> None:
 # ---- what is refused ----
 
 
+def test_a_checkpoint_of_lightning_alone_is_continued(tmp_path: Path) -> None:
+    net, callback = Net(), callback_of("EMA and GradientClipping", split=False)
+    alone = trainer_of(pl.Callback(), max_steps=4)
+    alone.fit(net, data())
+    alone.save_checkpoint(tmp_path / "alone.ckpt", weights_only=False)
+    trainer_of(callback, max_steps=6, max_epochs=3).fit(net, data(), ckpt_path=tmp_path / "alone.ckpt")
+
+    assert callback.run is not None
+    assert callback.run.state.timestamp.batch == callback.run.state.max_duration == "2ba"
+
+
 class Replacing(Algorithm):
     """Replaces the optimizer."""
 
@@ -415,6 +486,18 @@ def test_what_lightning_cannot_do_is_refused_before_training() -> None:
 def test_averages_of_lightning_are_refused() -> None:
     with pytest.raises(ValueError, match="`StochasticWeightAveraging` must not be used with `ComposeCallback`"):
         refused(ComposeCallback([]), StochasticWeightAveraging(swa_lrs=0.1), module=Net())
+    if hasattr(pl.callbacks, "EMAWeightAveraging"):  # Lightning 2.6
+        with pytest.raises(ConflictError, match=r"`EMA` averages weights.*`EMAWeightAveraging` puts averages into the"):
+            refused(ComposeCallback(EMA()), pl.callbacks.EMAWeightAveraging())
+
+
+def test_a_training_step_that_draws_its_batches_is_refused() -> None:
+    class Drawing(Net):
+        def training_step(self, dataloader_iter: Any) -> Any:  # type: ignore[override]
+            return super().training_step(next(dataloader_iter)[0], 0)
+
+    with pytest.raises(ValueError, match=r"`training_step` must take a batch, got `dataloader_iter`"):
+        refused(ComposeCallback([]), module=Drawing())
 
 
 def test_manual_optimization_and_endless_runs_are_refused() -> None:
@@ -435,7 +518,7 @@ def test_a_training_step_that_computes_the_loss_itself_is_told() -> None:
         RuntimeError, match=r"`loss` must be given to compute it\. Pass `ComposeCallback\(\.\.\., loss="
     ):
         refused(ComposeCallback([]))
-    with pytest.raises(RuntimeError, match="must be among the `callbacks` of a `Trainer`"):
+    with pytest.raises(RuntimeError, match="There is no run before `fit`"):
         ComposeCallback([]).explain()
 
 
@@ -463,7 +546,7 @@ def test_the_module_is_as_before_afterwards() -> None:
     net = SplitNet()
     trainer_of(callback_of("nothing")).fit(net, data())
 
-    assert not {"training_step", "optimizer_step", "on_after_batch_transfer", "composer"} & vars(net).keys()
+    assert not {"training_step", "optimizer_step", "log", "composer"} & vars(net).keys()
 
 
 def test_one_callback_has_all_algorithms() -> None:

@@ -112,7 +112,7 @@ class HostedRun:
         replay_index: While a pass is repeated, its index in the step; otherwise None.
 
     Raises:
-        TypeError: `model` is not a module, or `forward` or `loss` is not callable.
+        TypeError: `model` is not a module, `forward` or `loss` is not callable, or a callback is none.
         ValueError: `accumulate` is below 1, `forward` is given without `loss`, or an optimizer shares parameters with
             another.
         ConflictError: The host does not support an algorithm, or two algorithms exclude each other.
@@ -160,6 +160,10 @@ class HostedRun:
         self.accumulate, self._hooks = int_at_least("accumulate", accumulate, 1), dict(hooks or {})
         algorithms = algorithms_in(algorithms)
         _check_supported(algorithms, unavailable, self.accumulate)
+        for each in ensure_tuple(callbacks):
+            if not isinstance(each, Callback):
+                hint = " Pass it in `algorithms`." if isinstance(each, Algorithm) else ""
+                raise TypeError(f"`callbacks` must be callbacks of composer, got {type(each).__name__}.{hint}")
         self._saver = _Saver()
         self.state = state = State(
             model=_with_loss(model, forward, loss),
@@ -1072,10 +1076,15 @@ def _with_loss(model: Any, forward: Any, loss: Any) -> Any:
         return model
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"`model` must be a `torch.nn.Module`, got {type(model).__name__}.")
-    return _WithLoss(model, _forward_inputs if forward is None else forward, loss)
+    return _WithLoss(model, forward_inputs if forward is None else forward, loss)
 
 
-def _forward_inputs(module: Any, batch: Any) -> Any:
+def forward_inputs(module: Any, batch: Any) -> Any:
+    """Run a module on the first part of a batch, which is what hosts do without a `forward`.
+
+    Raises:
+        TypeError: The batch is neither a tuple nor a list.
+    """
     if not isinstance(batch, (tuple, list)):
         raise TypeError(
             f"`forward` must be given for batches that are no tuple or list, got a {type(batch).__name__}. Pass for "

@@ -283,6 +283,7 @@ class _Hooks(TrainerCallback):
         self._is_in_step = False  # batches were drawn, and the optimizer has not stepped
         self._is_in_pass = False
         self._has_split = True  # `compute_loss_func` was called in this `compute_loss`
+        self._has_computed = False  # `compute_loss` of the mixin was called in this `training_step`
         self.count: Any = None  # what transformers divides the loss of this pass by
         self.outputs: Any = None  # the outputs of the last forward pass
 
@@ -352,10 +353,13 @@ class _Hooks(TrainerCallback):
         if run.replays and run.replay_index is None:
             self._steps.append(lambda batch: self.training_step(step, batch, *args, **kwargs))
         self._is_in_pass = True
+        self._has_computed = False
         try:
             loss = step(inputs, *args, **kwargs)
         finally:
             self._is_in_pass = False
+        if not self._has_computed:
+            raise self._overridden("compute_loss")
         run.after_backward()
         return loss
 
@@ -367,7 +371,7 @@ class _Hooks(TrainerCallback):
             return compute(inputs, return_outputs, *args, **kwargs)
         run, is_split = self.run, self._compute_loss is not None
         batch = run.before_forward(inputs)
-        self._has_split = False
+        self._has_split, self._has_computed = False, True
         needs_outputs = return_outputs or (self._needs_outputs and not is_split)
         result = compute(copy.copy(batch), needs_outputs, *args, **kwargs)  # transformers takes the labels out
         loss, outputs = result if needs_outputs else (result, None)
@@ -445,6 +449,13 @@ class _Hooks(TrainerCallback):
                 saved = {**self.run.state_dict(), "before": self._before}
                 torch.save(saved, Path(folder) / _name(self._trainer.args.process_index))
 
+    def _overridden(self, method: str) -> RuntimeError:
+        kind = type(self._trainer).__name__
+        return RuntimeError(
+            f"`{method}` of {kind} hides that of `ComposerMixin`, which runs the algorithms. Put the mixin before the "
+            f"class that has it: `class {kind}(ComposerMixin, MyTrainer)`. Or call `super().{method}`."
+        )
+
     # ---- what transformers calls ----
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -453,7 +464,7 @@ class _Hooks(TrainerCallback):
         now = run.state.timestamp
         run.reconfigure(**_settings_of(self._trainer))  # the user, or a search, may have changed the arguments
         if not self._is_resumed:  # transformers starts an epoch, so one that was interrupted is over
-            self._before = now.epoch.value + (now.batch_in_epoch.value > 0), now.batch.value
+            self._before = now.epoch.value + (now.batch_in_epoch.value > 0), now.batch.value - state.global_step
         epochs, batches = self._before
         if args.max_steps > 0 or args.num_train_epochs != int(args.num_train_epochs):
             run.state.max_duration = f"{batches + state.max_steps}ba"
@@ -472,6 +483,8 @@ class _Hooks(TrainerCallback):
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Announce AFTER_TRAIN_BATCH; transformers has clipped the gradients."""
+        if not self._has_computed:
+            raise self._overridden("training_step")
         self.run.after_gradients()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

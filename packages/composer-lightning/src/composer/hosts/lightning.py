@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -38,7 +39,7 @@ from composer.core import (
     Plan,
     Precision,
 )
-from composer.core.hosted_run import algorithms_in, total_loss
+from composer.core.hosted_run import algorithms_in, forward_inputs, total_loss
 from composer.loggers import LoggerDestination
 
 __all__ = ["ComposeCallback"]
@@ -56,6 +57,7 @@ _FEATURES: dict[Event | str, str] = {
     Event.EVAL_BEFORE_FORWARD: "`validation_step` runs the model itself. Leave the algorithm out.",
     Event.PREDICT_BEFORE_FORWARD: "`predict_step` runs the model itself. Leave the algorithm out.",
 }
+_WRAPPED = ("on_after_batch_transfer", "training_step", "optimizer_step", "log", "on_save_checkpoint")
 _OF_THE_LOSS = (Event.AFTER_FORWARD, Event.BEFORE_LOSS, Event.AFTER_LOSS, Event.BEFORE_BACKWARD)
 _SPLIT = (
     "`training_step` computes outputs and loss in one. Pass `ComposeCallback(..., loss=lambda outputs, batch: ...)` "
@@ -161,13 +163,14 @@ class ComposeCallback(pl.Callback):
         Raises:
             RuntimeError: `ComposeCallback` did not get a `loss`.
         """
-        run = self._run()
         if self._loss is None:
             raise RuntimeError("`loss` must be given to compute it. Pass `ComposeCallback(..., loss=...)`.")
-        if self._trainer is None or not self._trainer.training:
-            return total_loss(self._loss(run.state.model(batch), batch))
+        trainer = self._trainer
+        if trainer is None or not trainer.training:
+            module = self._run().model if trainer is None else trainer.lightning_module
+            return total_loss(self._loss((self._forward or forward_inputs)(module, batch), batch))
         self._has_loss = True
-        return total_loss(run.loss(batch))
+        return total_loss(self._run().loss(batch))
 
     def explain(self) -> Plan:
         """Return what acts at each event, in which order and why, and the hook of Lightning that announces it."""
@@ -178,6 +181,7 @@ class ComposeCallback(pl.Callback):
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Announce INIT, before optimizers are created and weights are loaded."""
         self._trainer = trainer
+        pl_module.composer = self  # type: ignore[assignment]
         if stage != "fit":
             return
         self._check(trainer, pl_module)
@@ -186,7 +190,6 @@ class ComposeCallback(pl.Callback):
             "accumulate": trainer.accumulate_grad_batches,
             "precision": _PRECISIONS.get(str(trainer.precision), Precision.FP32),
             "unavailable": self._unavailable(trainer),
-            "host_provides": _features_of(trainer),
         }
         if self.run is not None and self.run.model is pl_module:
             self.run.reconfigure(**settings)
@@ -205,13 +208,8 @@ class ComposeCallback(pl.Callback):
             )
             run.init()
             self.run, self._before = run, (0, 0)
-        pl_module.composer = self  # type: ignore[assignment]
-        for name, wrapper in (
-            ("on_after_batch_transfer", self._on_after_batch_transfer),
-            ("training_step", self._training_step),
-            ("optimizer_step", self._optimizer_step),
-        ):
-            original = getattr(pl_module, name)
+        for name in _WRAPPED:
+            original, wrapper = getattr(pl_module, name), getattr(self, f"_{name}")
             # Lightning reads the signature of these methods.
             setattr(pl_module, name, functools.wraps(original)(functools.partial(wrapper, original)))
 
@@ -220,6 +218,11 @@ class ComposeCallback(pl.Callback):
             raise ValueError(
                 "`automatic_optimization` must be True: with manual optimization the loop is your own. Use "
                 "`composer.core.HostedRun` in it."
+            )
+        if "dataloader_iter" in inspect.signature(pl_module.training_step).parameters:
+            raise ValueError(
+                "`training_step` must take a batch, got `dataloader_iter`, from which it draws batches itself, so that "
+                "no algorithm sees them. Write `training_step(self, batch, batch_idx)`."
             )
         if type(trainer.strategy) is not SingleDeviceStrategy and not isinstance(trainer.strategy, DDPStrategy):
             raise ValueError(
@@ -264,6 +267,9 @@ class ComposeCallback(pl.Callback):
         for callback in callbacks:
             if isinstance(callback, BaseFinetuning):
                 features[FREEZES_WEIGHTS] = f"`{type(callback).__name__}` freezes and unfreezes, too. Remove one."
+            if "WeightAveraging" in {kind.__name__ for kind in type(callback).__mro__}:  # Lightning 2.6
+                swaps = f"`{type(callback).__name__}` puts averages into the model, too. Remove one."
+                features |= dict.fromkeys((AVERAGES_WEIGHTS, SWAPS_WEIGHTS), swaps)
         return features
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -284,7 +290,7 @@ class ComposeCallback(pl.Callback):
         if not self._is_resumed:  # Lightning starts an epoch, so one that was interrupted is over
             now = run.state.timestamp
             epoch = now.epoch.value + (now.batch_in_epoch.value > 0)
-            self._before = max(epoch - trainer.current_epoch, 0), max(now.batch.value - trainer.global_step, 0)
+            self._before = max(epoch - trainer.current_epoch, 0), now.batch.value - trainer.global_step
         run.state.max_duration = _duration_of(trainer, *self._before)
         run.begin_fit()
         run.catch_up(self._before[0] + trainer.current_epoch)
@@ -329,6 +335,11 @@ class ComposeCallback(pl.Callback):
     def on_after_backward(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Announce AFTER_BACKWARD."""
         self._run().after_backward()
+
+    def _log(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        """Log a value, unless a pass is repeated, whose weights are not those of training."""
+        if self._run().replay_index is None:
+            original(*args, **kwargs)
 
     def _optimizer_step(
         self, original: Callable[..., Any], epoch: int, batch_idx: int, optimizer: Any, closure: Any = None
@@ -386,23 +397,23 @@ class ComposeCallback(pl.Callback):
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Announce EVAL_START."""
-        if self.run is not None and not trainer.sanity_checking:
-            self.run.begin_evaluation(_iterable(trainer.val_dataloaders))
+        if self._has_run_of(pl_module) and not trainer.sanity_checking:
+            self._run().begin_evaluation(_iterable(trainer.val_dataloaders))
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Announce EVAL_END."""
-        if self.run is not None and not trainer.sanity_checking:
-            self.run.end_evaluation()
+        if self._has_run_of(pl_module) and not trainer.sanity_checking:
+            self._run().end_evaluation()
 
     def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Announce EVAL_START."""
-        if self.run is not None:
-            self.run.begin_evaluation(_iterable(trainer.test_dataloaders), "test")
+        if self._has_run_of(pl_module):
+            self._run().begin_evaluation(_iterable(trainer.test_dataloaders), "test")
 
     def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Announce EVAL_END."""
-        if self.run is not None:
-            self.run.end_evaluation()
+        if self._has_run_of(pl_module):
+            self._run().end_evaluation()
 
     # ---- checkpoints ----
 
@@ -410,12 +421,22 @@ class ComposeCallback(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Add the state of the run, and the weights that algorithms want to have saved."""
-        run = self._run()
-        with run.saving():
-            # Lightning has taken the weights before; those that are in the model now are saved.
+        if self._has_run_of(pl_module):
+            run = self._run()
+            self._save_weights(trainer, checkpoint)
+            with run.saving():
+                checkpoint[_KEY] = {**run.state_dict(), "before": self._before}
+
+    def _on_save_checkpoint(self, original: Callable[..., Any], checkpoint: dict[str, Any]) -> None:
+        if _KEY not in checkpoint and self._trainer is not None:  # weights only: Lightning does not ask callbacks
+            self._save_weights(self._trainer, checkpoint)
+        original(checkpoint)
+
+    def _save_weights(self, trainer: pl.Trainer, checkpoint: dict[str, Any]) -> None:
+        """Replace the weights that Lightning has taken by those that algorithms want to have saved."""
+        with self._run().saving():
             weights = trainer.strategy.lightning_module_state_dict()
             checkpoint["state_dict"] = {name: value.detach().clone() for name, value in weights.items()}
-            checkpoint[_KEY] = {**run.state_dict(), "before": self._before}
 
     def on_load_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
@@ -435,15 +456,22 @@ class ComposeCallback(pl.Callback):
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Remove what `setup` has added to the module."""
-        for name in ("on_after_batch_transfer", "training_step", "optimizer_step", "composer"):
+        for name in (*_WRAPPED, "composer"):
             vars(pl_module).pop(name, None)
         self._trainer = None
         self._steps.clear()
 
     def _run(self) -> HostedRun:
         if self.run is None:
-            raise RuntimeError("`ComposeCallback` must be among the `callbacks` of a `Trainer` that fits the module.")
+            raise RuntimeError(
+                "There is no run before `fit`. Put `ComposeCallback` among the `callbacks` of a `Trainer` and call its "
+                "`fit` first."
+            )
         return self.run
+
+    def _has_run_of(self, pl_module: pl.LightningModule) -> bool:
+        """Return True if the run trains this module, not another one that the same `Trainer` evaluates."""
+        return self.run is not None and self.run.model is pl_module
 
 
 def _duration_of(trainer: pl.Trainer, epochs: int = 0, batches: int = 0) -> str:
@@ -462,16 +490,6 @@ def _duration_of(trainer: pl.Trainer, epochs: int = 0, batches: int = 0) -> str:
         "`max_epochs` or `max_steps` must be set, since algorithms act at fractions of the run. Pass "
         "`Trainer(max_epochs=...)`."
     )
-
-
-def _features_of(trainer: pl.Trainer) -> set[str]:
-    """Return the effects of callbacks of Lightning."""
-    effects: set[str] = set()
-    callbacks: list[Any] = list(getattr(trainer, "callbacks", []))
-    for callback in callbacks:
-        if "WeightAveraging" in {kind.__name__ for kind in type(callback).__mro__}:  # Lightning 2.6
-            effects |= {AVERAGES_WEIGHTS, SWAPS_WEIGHTS}
-    return effects
 
 
 def _iterable(loaders: Any) -> Iterable[Any]:
