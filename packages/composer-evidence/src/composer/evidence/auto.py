@@ -115,8 +115,9 @@ def run_all(
     schedule = _schedule(study, usable, hours, plan)
     study = Study(runner, schedule.plan, command)
     runner.say(
-        f"{runner.task.name}: {len(schedule.methods)} methods in about {schedule.hours:.2g} hours; {len(refused)} do "
-        f"not apply, there is no time for {len(schedule.left_out)}. To go on after a stop, repeat the command."
+        f"{runner.task.name}: about {schedule.hours:.2g} h; methods to measure: {len(schedule.methods)}, "
+        f"not applicable: {len(refused)}, without time: {len(schedule.left_out)}. "
+        f"To go on after a stop, repeat the command."
     )
     study.tune()
     study.measure([*schedule.methods, *refused])
