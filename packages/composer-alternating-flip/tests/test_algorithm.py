@@ -17,6 +17,7 @@ from composer import Trainer
 from composer.algorithms.alternating_flip import AlternatingFlip, FlippedDataset, compute_flip_parities, flip_batch
 from composer.algorithms.warnings import NotIntendedUseWarning
 from composer.core import Algorithm, Callback, Engine, Evaluator, State
+from composer.datasets import DeviceLoader, ImageTransform
 from composer.loggers import Logger
 from composer.testing import SimpleConvModel, SimpleModel, deep_compare, run_on_ranks
 from composer.utils import dist
@@ -240,6 +241,56 @@ def test_the_parts_of_ranks_are_flipped_as_the_whole() -> None:
 
     for rank, images in enumerate(ranks):
         assert torch.equal(whole[rank::2], images)
+
+
+# ---- images that a loader stores ----
+
+
+def stored(**options: Any) -> DeviceLoader:
+    return DeviceLoader(IMAGES, torch.arange(SIZE), 4, seed=5, **options)
+
+
+def test_stored_images_have_the_flips_of_the_function_in_each_epoch() -> None:
+    loader, before = stored(), IMAGES.clone()
+    state, engine = start(loader)
+    for epoch in range(4):
+        assert torch.equal(flip_batch(IMAGES, PARITIES, epoch), epoch_of(loader))
+        next_epoch(state, engine)
+
+    assert torch.equal(before, IMAGES)  # which other loaders may share
+
+
+def test_a_second_run_flips_stored_images_once() -> None:
+    loader = stored()
+    for algorithm in (AlternatingFlip(), AlternatingFlip(), AlternatingFlip(seed=3), AlternatingFlip()):
+        start(loader, algorithm)
+        parities = compute_flip_parities(SIZE, algorithm.seed)
+        assert torch.equal(flip_batch(IMAGES, parities, 0), epoch_of(loader))
+
+
+def test_a_resumed_run_sees_the_stored_images_of_an_uninterrupted_one(tmp_path: Path) -> None:
+    def targets() -> DeviceLoader:
+        return DeviceLoader(IMAGES, torch.arange(SIZE) % 2, 4, seed=5)
+
+    folder = str(tmp_path)
+    expected, weights = fit("4ep", loader=targets())
+    first, _ = fit("5ba", loader=targets(), save_folder=folder, save_interval="1ba", run_name="run")
+    second, resumed = fit("4ep", loader=targets(), load_path=f"{folder}/latest-rank0.pt")
+
+    deep_compare(expected, [*first, *second])
+    deep_compare(weights, resumed)
+
+
+def test_what_is_no_image_is_refused_and_random_flips_are_pointed_out() -> None:
+    with pytest.raises(ValueError, match=r"must store images, and `image_key` be 0, got inputs of shape \(12, 4\)"):
+        start(DeviceLoader(torch.zeros(SIZE, 4), None, 4))
+    with pytest.raises(ValueError, match=r"`image_key` be 0, .* and 'image'"):
+        start(stored(), AlternatingFlip(image_key="image"))
+    with pytest.warns(NotIntendedUseWarning, match="has `flip=True`"):
+        start(stored(transform=ImageTransform(flip=True, mean=[0.0] * 3, std=[1.0] * 3)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        start(stored(transform=ImageTransform(mean=[0.0] * 3, std=[1.0] * 3)))
 
 
 # ---- what is refused ----

@@ -7,6 +7,7 @@ import hashlib
 import sys
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -178,8 +179,8 @@ def _mirrored(image: Any) -> Any:
 
 
 _ADVICE = (
-    "Use a `torch.utils.data.DataLoader` with a data set that has a length, or call `flip_batch` where the batches "
-    "are made."
+    "Use a `torch.utils.data.DataLoader` with a data set that has a length, or a `composer.datasets.DeviceLoader`, or "
+    "call `flip_batch` where the batches are made."
 )
 
 
@@ -193,12 +194,14 @@ class AlternatingFlip(Algorithm):
 
     At FIT_START the data set of the training loader is replaced by a `FlippedDataset` of it, and at the start of each
     epoch that gets the number of the epoch. It stays there after the run. The original data set does not change, and
-    other loaders may use it, also for evaluation. A loader without indices is refused, at BEFORE_LOAD if it is known
-    then.
+    other loaders may use it, also for evaluation. A loader that stores all images in its `inputs`, as
+    `composer.datasets.DeviceLoader` does, gets a mirrored copy of these at the start of each epoch instead. A loader
+    without indices is refused, at BEFORE_LOAD if it is known then.
 
     **Events** INIT, BEFORE_LOAD, FIT_START, EPOCH_START. **Reads** `state.timestamp`, and `state.train_dataloader`, or
-    else `state.dataloader`. **Writes** its `dataset`. **Cost** mirroring half of the images, in the workers of the
-    loader; a hash per sample, once. **Compilation** static: the model and the shapes do not change.
+    else `state.dataloader`. **Writes** its `dataset` or its `inputs`. **Cost** mirroring half of the images, in the
+    workers of the loader, or mirroring the stored images once an epoch; a hash per sample, once. **Compilation**
+    static: the model and the shapes do not change.
 
     **When not to use it** left and right mean something, as in text or digits; targets have positions, such as masks or
     boxes, which would not follow; the transforms of the data set already flip images at random; or the run has one
@@ -207,21 +210,23 @@ class AlternatingFlip(Algorithm):
     Args:
         seed: The seed of the hash. Sample 0 is mirrored in even epochs for each seed.
         image_key: Position of the image in a sample of the data set, before samples are collated to batches; see
-            `FlippedDataset`.
+            `FlippedDataset`. Stored images have no position: the default.
 
     Raises:
-        TypeError: `seed` is not an integer; or the training loader is no `DataLoader` of a data set with a length.
+        TypeError: `seed` is not an integer; or the training loader is no `DataLoader` of a data set with a length, and
+            stores no images.
         ValueError: An evaluator uses the training loader itself, whose images would be mirrored too.
 
     Warns:
-        NotIntendedUseWarning: At FIT_START, if the transforms of the data set have a `RandomHorizontalFlip`.
+        NotIntendedUseWarning: At FIT_START, if the transforms flip images at random: a `RandomHorizontalFlip`, or
+            `flip` of an `ImageTransform`.
 
     Example:
         >>> AlternatingFlip()
         AlternatingFlip(seed=42,image_key=0)
 
     Source: Jordan, "94% on CIFAR-10 in 3.29 Seconds on a Single GPU", arXiv:2404.00498, section 3.6 and its listing.
-    Differs: images are mirrored after the transforms of the data set, not before.
+    Differs: images are mirrored after the transforms of a data set, not before; stored images as in the paper.
     """
 
     events = frozenset({Event.INIT, Event.BEFORE_LOAD, Event.FIT_START, Event.EPOCH_START})
@@ -236,11 +241,56 @@ class AlternatingFlip(Algorithm):
         loader = state.dataloader if state.train_dataloader is None else state.train_dataloader
         if loader is None and event in (Event.INIT, Event.BEFORE_LOAD):
             return
-        _check_loader(loader, state)
+        self._check_loader(loader, state)
+        epoch = int(state.timestamp.epoch)
+        if _stores_images(loader):
+            if event in (Event.FIT_START, Event.EPOCH_START):
+                self._mirror_stored(loader, epoch)
+            return
         if event is Event.FIT_START:
             self._wrap(loader)
         if event in (Event.FIT_START, Event.EPOCH_START) and isinstance(loader.dataset, FlippedDataset):
-            loader.dataset.set_epoch(int(state.timestamp.epoch))
+            loader.dataset.set_epoch(epoch)
+
+    def _mirror_stored(self, loader: Any, epoch: int) -> None:
+        before: _Mirrored | None = getattr(loader, _MARK, None)
+        now = _Mirrored(self.seed, epoch % 2)
+        if before == now:
+            return
+        if before is None or before.seed != self.seed:
+            if getattr(loader.transform, "flip", False):
+                _warn_of_random_flips("transform of the training loader has `flip=True`")
+            if before is not None:  # flipped twice, it would be as it was
+                loader.inputs = self._with_parities(loader.inputs, before)
+            loader.inputs = self._with_parities(loader.inputs, now)
+        else:
+            loader.inputs = loader.inputs.flip(-1)
+        setattr(loader, _MARK, now)
+
+    def _with_parities(self, images: torch.Tensor, mirrored: _Mirrored) -> torch.Tensor:
+        """Mirror the images of an epoch, or mirror them back. A new tensor: other loaders may share the old one."""
+        parities = compute_flip_parities(len(images), mirrored.seed).to(images.device)
+        return flip_batch(images, parities, mirrored.epoch)
+
+    def _check_loader(self, loader: Any, state: State) -> None:
+        if _stores_images(loader):
+            if loader.inputs.dim() < 3 or self.image_key not in (0, None):
+                raise ValueError(
+                    f"A {type(loader).__name__} must store images, and `image_key` be 0, got inputs of shape "
+                    f"{tuple(loader.inputs.shape)} and {self.image_key!r}."
+                )
+        elif isinstance(loader, DataLoader):
+            _length_of(loader.dataset)
+        else:
+            raise TypeError(
+                f"`train_dataloader` must be a `torch.utils.data.DataLoader`, got {type(loader).__name__}. {_ADVICE}"
+            )
+        for evaluator in state.evaluators:
+            if evaluator.dataloader.dataloader is loader:
+                raise ValueError(
+                    f"The training loader must not be that of the evaluator {evaluator.label!r}, whose images "
+                    f"`AlternatingFlip` would mirror too. Pass the evaluator a loader of its own, of the same data set."
+                )
 
     def _wrap(self, loader: Any) -> None:
         dataset = loader.dataset
@@ -249,30 +299,40 @@ class AlternatingFlip(Algorithm):
                 return
             dataset = dataset.dataset  # flipped twice, it would be as it was
         if _flips_at_random(dataset):
-            warnings.warn(
-                "The transforms of the training data set have a `RandomHorizontalFlip`, so two consecutive epochs do "
-                "not hold each image once each way. Remove it, or `AlternatingFlip`.",
-                NotIntendedUseWarning,
-                stacklevel=2,
-            )
+            _warn_of_random_flips("transforms of the training data set have a `RandomHorizontalFlip`")
         # A `DataLoader` refuses this, as its sampler is made for the data set; this one has the same indices.
         object.__setattr__(loader, "dataset", FlippedDataset(dataset, self.seed, self.image_key))
         if getattr(loader, "_iterator", None) is not None:
             loader._iterator = None  # persistent workers have a copy of the data set
 
 
-def _check_loader(loader: Any, state: State) -> None:
-    if not isinstance(loader, DataLoader):
-        raise TypeError(
-            f"`train_dataloader` must be a `torch.utils.data.DataLoader`, got {type(loader).__name__}. {_ADVICE}"
-        )
-    _length_of(loader.dataset)
-    for evaluator in state.evaluators:
-        if evaluator.dataloader.dataloader is loader:
-            raise ValueError(
-                f"The training loader must not be that of the evaluator {evaluator.label!r}, whose images "
-                f"`AlternatingFlip` would mirror too. Pass the evaluator a loader of its own, of the same data set."
-            )
+@dataclass(frozen=True)
+class _Mirrored:
+    """How the images of a loader are mirrored that stores them.
+
+    Attributes:
+        seed: The seed of the hash.
+        epoch: The epoch, modulo 2.
+    """
+
+    seed: int
+    epoch: int
+
+
+_MARK = "alternating_flip"  # the attribute of such a loader, so that a second run knows
+
+
+def _stores_images(loader: Any) -> bool:
+    """Return True for a loader such as `composer.datasets.DeviceLoader`."""
+    return isinstance(getattr(loader, "inputs", None), torch.Tensor) and hasattr(loader, "transform")
+
+
+def _warn_of_random_flips(what: str) -> None:
+    warnings.warn(
+        f"The {what}, so two consecutive epochs do not hold each image once each way. Remove it, or `AlternatingFlip`.",
+        NotIntendedUseWarning,
+        stacklevel=3,
+    )
 
 
 def _flips_at_random(dataset: Any) -> bool:
