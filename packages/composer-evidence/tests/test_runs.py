@@ -73,6 +73,13 @@ def test_a_run_that_raises_is_a_failed_result_with_the_reason() -> None:
     assert "smoothing" in failed.message
 
 
+def test_a_method_that_should_not_be_used_so_says_why() -> None:
+    together = run(spec(stack=(AVERAGES["EMA"], AVERAGES["SWA"])))
+
+    assert "`EMA` should not be used together with `SWA`, which also averages weights" in together.message
+    assert run(spec(averages=AVERAGES)).message == ""  # each by itself
+
+
 def test_a_run_whose_loss_is_not_finite_has_diverged() -> None:
     task = tiny(metric=replace(tiny().metric, key="CrossEntropy"))
     result = execute(task, task.data(None), spec(settings={"lr": 1e30}))

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from composer.algorithms.utils.batchnorm import recalibrate_batchnorm
-from composer.algorithms.warnings import NoEffectWarning
+from composer.algorithms.warnings import NoEffectWarning, NotIntendedUseWarning
 from composer.core import Callback, Engine, Evaluator, Event, State
 from composer.evidence.methods import make_algorithms
 from composer.evidence.task import Part, Task, digest
@@ -111,7 +111,7 @@ class RunResult:
         seconds: Wall-clock time of the whole run.
         peak_bytes: Memory that the training added, at its peak.
         curve: Pairs of a step and the metric on the validation part.
-        message: The error, or the warning that an algorithm changed nothing.
+        message: The error, or the warning that an algorithm changed nothing or should not be used so.
         environment: Versions, hardware and hash of the source.
     """
 
@@ -223,8 +223,10 @@ def execute(task: Task, data: Any, spec: RunSpec, folder: Path | None = None) ->
         message = f"{type(error).__name__}: {error} ({Path(where.filename).name}:{where.lineno})"
         result = RunResult(spec, "failed", message=message)
     else:
-        idle = [str(warning.message) for warning in caught if issubclass(warning.category, NoEffectWarning)]
-        result = replace(result, message=idle[0] if idle else "")
+        # Averages that are only scored do not meet each other.
+        unfit = (NoEffectWarning,) if spec.averages else (NoEffectWarning, NotIntendedUseWarning)
+        warned = [str(warning.message) for warning in caught if issubclass(warning.category, unfit)]
+        result = replace(result, message=warned[0] if warned else "")
     return replace(result, seconds=time.perf_counter() - begin, environment=environment(spec.device))
 
 
