@@ -187,6 +187,54 @@ def test_an_optimizer_without_gradients_waits(make_trainer: MakeTrainer, precisi
     assert steps == [{3}, {2}]
 
 
+def by_layer(model: Any, rate: float = 0.1) -> list[torch.optim.Optimizer]:
+    return [
+        torch.optim.AdamW(model.fc1.parameters(), lr=0.01),
+        torch.optim.SGD(model.fc2.parameters(), lr=rate, momentum=0.9),
+    ]
+
+
+def test_another_order_than_that_of_the_checkpoint_is_refused(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    """Otherwise each would continue with the settings and the schedule of the other."""
+    saving = run(make_trainer, by_layer, max_duration="2ba", save_folder=str(tmp_path), save_filename="ba{batch}.pt")
+    model = make_trainer.model()
+
+    with pytest.raises(ValueError, match=r"in another order than in the state_dict: SGD, AdamW instead of AdamW, SGD"):
+        make_trainer(
+            model=model,
+            optimizers=by_layer(model)[::-1],
+            schedulers=LinearScheduler(alpha_f=0.1),
+            load_path=str(tmp_path / "ba2.pt"),
+        )
+    assert ["AdamW", "SGD"] == list(saving.state.get_optim_state_dict())
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["one schedule for all", "one for each"])
+def test_a_new_learning_rate_of_one_wins_over_the_checkpoint(
+    make_trainer: MakeTrainer, tmp_path: Path, own: bool
+) -> None:
+    def start(rate: float, **options: Any) -> Any:
+        model = make_trainer.model()
+        adam, sgd = by_layer(model, rate)
+        schedulers = {adam: LinearScheduler(), sgd: LambdaLR(sgd, lambda step: 0.5**step)}
+        return make_trainer(
+            model=model,
+            optimizers=[adam, sgd],
+            schedulers=schedulers if own else LinearScheduler(),
+            step_schedulers_every_batch=True,
+            max_duration="8ba",
+            **options,
+        )
+
+    save = {"save_folder": str(tmp_path), "save_filename": "ba{batch}.pt", "save_interval": "4ba"}
+    start(0.1, **save).fit()
+    resumed = start(0.2, load_path=str(tmp_path / "ba4.pt"))
+    resumed.fit()
+
+    factor = 0.5**8 if own else 1 - 7 / 8  # a schedule of composer.optim is evaluated at the last batch
+    assert [[pytest.approx(0.01 * (1 - 7 / 8))], [pytest.approx(0.2 * factor)]] == rates(resumed)
+
+
 # ---- schedulers
 
 

@@ -63,9 +63,17 @@ def load_optimizers(state: State, saved: dict[str, Any], strict: bool) -> None:
 
     Raises:
         KeyError: `strict`, and the saved optimizer has other parameters than this one.
-        ValueError: The saved optimizer has other parameter groups, or a state dict with other keys.
+        ValueError: The saved optimizers are in another order, or one has other parameter groups, or a state dict with
+            other keys.
     """
-    bases = numbered((type(_innermost(o)).__qualname__, o) for o in state.optimizers)
+    bases = list(numbered((type(_innermost(o)).__qualname__, o) for o in state.optimizers))
+    here = [name for name, _ in bases if name in saved]
+    there = [name for name in saved if name in here]
+    if here != there:  # schedulers and settings of groups are saved in the order of the list
+        raise ValueError(
+            f"The optimizers are in another order than in the state_dict: {', '.join(here)} instead of "
+            f"{', '.join(there)}. Put them in the order of the run that was saved."
+        )
     for (name, optimizer), (outer, _) in zip(bases, named(state.optimizers), strict=True):
         if name in saved:
             _load_one(state, optimizer, name, saved[name], strict)

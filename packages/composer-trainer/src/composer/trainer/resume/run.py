@@ -467,7 +467,7 @@ def _apply_changes(state: State, current: dict[str, Any], saved: dict[str, Any])
             new, old = current["param_groups"][index], saved["param_groups"][index]
             for key in sorted(new.keys() & old.keys()):
                 if new[key] != old[key]:
-                    _override(state, group, index, key, new[key], old[key])
+                    _override(state, group, key, new[key], old[key])
                     place = f" of parameter group {index}" if len(groups) > 1 else ""
                     changes.append(f"{key}{place}: {old[key]} -> {new[key]}")
     for key, name in (("max_duration", "max_duration"), ("batch_size", "batch size"), ("schedulers", "schedulers")):
@@ -476,7 +476,7 @@ def _apply_changes(state: State, current: dict[str, Any], saved: dict[str, Any])
     return changes
 
 
-def _override(state: State, group: dict[str, Any], index: int, key: str, new: Any, old: Any) -> None:
+def _override(state: State, group: dict[str, Any], key: str, new: Any, old: Any) -> None:
     if key != "lr":
         if isinstance(group[key], torch.Tensor):
             group[key].fill_(new)
@@ -489,9 +489,13 @@ def _override(state: State, group: dict[str, Any], index: int, key: str, new: An
     if "initial_lr" in group:
         group["initial_lr"] = new
     for scheduler in with_members(state.schedulers):
-        for attribute, value in (("base_lrs", new), ("_last_lr", _plain(group["lr"]))):
-            if getattr(scheduler, attribute, None):
-                getattr(scheduler, attribute)[index] = value
+        # A scheduler has the rates of the groups of its own optimizer alone.
+        for index, scheduled in enumerate(scheduler.optimizer.param_groups):
+            if scheduled is not group:
+                continue
+            for attribute, value in (("base_lrs", new), ("_last_lr", _plain(group["lr"]))):
+                if getattr(scheduler, attribute, None):
+                    getattr(scheduler, attribute)[index] = value
 
 
 def _restart_schedulers(state: State, steps: int) -> None:
