@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, TensorDataset
 
 from composer.algorithms.utils.weight_swaps import is_saving
 from composer.core import (
@@ -380,10 +381,25 @@ def stepped(run: HostedRun, steps: int) -> None:
                 return
 
 
+def shuffled(seed: int | None) -> DataLoader[Any]:
+    """Return a loader of four batches; without a seed, the global generator orders them."""
+    generator = torch.Generator().manual_seed(seed) if seed is not None else None
+    data = TensorDataset(*batches([16])[0])
+    return DataLoader(data, batch_size=4, shuffle=True, generator=generator)
+
+
+LOADERS: dict[str, Callable[[], Any]] = {
+    "in order": batches,
+    "shuffled by its generator": lambda: shuffled(5),
+    "shuffled": lambda: shuffled(None),
+}
+
+
+@pytest.mark.parametrize("loader", LOADERS.values(), ids=LOADERS)
 @pytest.mark.parametrize("steps", [2, 4, 6])
-def test_a_resumed_run_ends_as_an_uninterrupted_one(steps: int) -> None:
-    expected = train(make(network(0.5)))
-    killed = make(network(0.5))
+def test_a_resumed_run_ends_as_an_uninterrupted_one(steps: int, loader: Callable[[], Any]) -> None:
+    expected = train(make(network(0.5), dataloader=loader()))
+    killed = make(network(0.5), dataloader=loader())
     stepped(killed, steps)
     file = io.BytesIO()
     optimizer = killed.state.optimizers[0].state_dict()
@@ -392,7 +408,7 @@ def test_a_resumed_run_ends_as_an_uninterrupted_one(steps: int) -> None:
     saved = torch.load(file, weights_only=True)
 
     torch.manual_seed(31)
-    run = make(network(0.5), seed=9)
+    run = make(network(0.5), seed=9, dataloader=loader())
     run.model.load_state_dict(saved["net"])
     run.load_state_dict(saved["run"])
     run.state.optimizers[0].load_state_dict(saved["optimizer"])

@@ -259,7 +259,7 @@ def test_a_killed_run_of_a_deterministic_engine_resumes_exactly(tmp_path: Path) 
     deep_compare(expected, training.train())
 
 
-def test_samplers_are_told_the_epoch() -> None:
+def test_samplers_are_told_the_epoch(tmp_path: Path) -> None:
     def loader() -> Any:
         dataset = data().dataset
         return DataLoader(dataset, BATCH, sampler=DistributedSampler(dataset, num_replicas=1, rank=0, seed=7))
@@ -273,6 +273,16 @@ def test_samplers_are_told_the_epoch() -> None:
         expected += [y for _, y in batches]
 
     deep_compare(expected, kept)
+
+    saver = Training([])
+    saver.save_at(SAVES["batch"], tmp_path, kill=True)
+    with pytest.raises(Died):
+        saver.trainer.run(loader(), max_epochs=EPOCHS)
+    kept.clear()
+    resumed = Training([], {"output_transform": lambda x, y, y_pred, loss: kept.append(y)})
+    resumed.load(tmp_path)
+    resumed.trainer.run(loader(), max_epochs=EPOCHS)
+    deep_compare(expected[-len(kept) :], kept)
 
 
 def test_steps_are_not_saved_in_half(tmp_path: Path) -> None:

@@ -188,6 +188,7 @@ class HostedRun:
         self._stepped: str | None = None  # the optimizer that was stepped, by whomever
         self._is_distributed = False
         self._loaded: dict[str, Any] | None = None
+        self._order = _Order(state)
         self._backward: Callable[[torch.Tensor], object] | None = None
         self._outer: tuple[Any, ...] = ()  # the loader and the batch to restore after an evaluation
         self._lap_start = time.perf_counter()
@@ -321,6 +322,7 @@ class HostedRun:
             )
         if not self._is_taken:
             self.take_optimizers()
+        self._order.begin_fit()
         self.replays = any(needs_closure(optimizer) for optimizer in self.state.optimizers)
         with self._random:
             self.engine.run_event(Event.AFTER_LOAD)
@@ -410,12 +412,15 @@ class HostedRun:
 
     def _iterate(self, done: int) -> Iterator[Any]:
         """Start the loader, without the batches that are done, for which no random numbers of training are drawn."""
-        if done:
-            self._random.leave()
+        now = self._random.current()
+        if done and self._order.random:
+            self._random.set_current(self._order.random)  # a loader without a generator of its own draws its order
+        else:
+            self._order.random = now
         iterator: Iterator[Any] = iter(self.state.dataloader)
         if done:
             next(islice(iterator, done, done), None)
-            self._random.enter()
+            self._random.set_current(now)
         return iterator
 
     def _before_dataloader(self) -> None:
@@ -433,6 +438,7 @@ class HostedRun:
             self._require("begin_epoch", _FIT, hint="Call `begin_fit` before the first, `end_epoch` after each epoch.")
         now = self.state.timestamp
         self._phase = _EPOCH
+        self._order.begin_epoch()
         if not now.batches_in_epoch:
             with self._random:
                 if not now.epochs_in_iteration:
@@ -764,6 +770,7 @@ class HostedRun:
         state = self.state
         state.previous_timestamp = state.timestamp
         state.timestamp = state.timestamp.to_next_epoch()
+        self._order.end_epoch()
         self.engine.run_event(Event.EPOCH_END)
         self.engine.run_event(Event.EPOCH_CHECKPOINT)
 
@@ -941,6 +948,7 @@ class HostedRun:
             "callbacks": {name: saved for name, each in named(state.callbacks) if (saved := each.state_dict())},
             "schedulers": {name: scheduler.state_dict() for name, scheduler in named(state.schedulers)},
             "random": self._random.state_dict(),
+            "order": self._order.state_dict(),
             "rank": dist.get_global_rank(),
         }
 
@@ -972,6 +980,7 @@ class HostedRun:
             for name, target in named(objects):
                 if name in saved[key]:
                     target.load_state_dict(saved[key][name])
+        self._order.load_state_dict(saved.get("order", {}))
         self._loaded = dict(saved)
 
     def _named_algorithms(self) -> list[tuple[str, Algorithm]]:
@@ -1160,7 +1169,7 @@ class _RandomStream:
 
     def set_current(self, states: dict[str, torch.Tensor]) -> None:
         """Set the random state of training, which the global generators have now."""
-        self._write(states)
+        self._write({kind: state.cpu() for kind, state in states.items()})
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Return the states of the generators by device type."""
@@ -1187,6 +1196,75 @@ class _RandomStream:
         for kind, state in states.items():
             module: Any = torch if kind == "cpu" else torch.get_device_module(kind)
             module.set_rng_state(state)
+
+
+class _Order:
+    """The random states that decide in which order a loader returns the batches of an epoch.
+
+    Args:
+        state: The run's state, with the loader and the progress in the epoch.
+
+    Attributes:
+        random: The random state of training at the start of the epoch, for a loader without a generator.
+    """
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._is_loaded = self._is_ready = False  # `_start` was loaded; it is that of the next epoch
+        self.random: dict[str, torch.Tensor] = {}
+        self._start: torch.Tensor | None = None  # of the loader's generator at the start of the epoch
+        self._end: torch.Tensor | None = None  # and at its end, if the run was saved there, and no batch is drawn again
+
+    def begin_fit(self) -> None:
+        """Let the loader draw the order of the epoch again; a host may start it before the epoch begins."""
+        self._restart(self._is_loaded or self._in_epoch())
+        self._is_loaded, self._is_ready = False, True
+
+    def begin_epoch(self) -> None:
+        """Note the state from which the order of the epoch is drawn, or return to it if a part of it is done."""
+        if not self._is_ready:
+            self._restart(self._in_epoch())
+        self._is_ready = False
+        if not self._in_epoch():
+            self.random = {}
+
+    def end_epoch(self) -> None:
+        """Let the loader go on as after the epoch, also if that was loaded as a whole."""
+        generator = self._generator()
+        if generator is not None and self._end is not None:
+            generator.set_state(self._end.cpu())
+        self._end = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states at the start of an epoch that has begun, or of the next."""
+        generator, length = self._generator(), self._state.dataloader_len
+        if self._is_loaded:
+            return {"start": self._start, "end": self._end, "random": dict(self.random)}
+        now = None if generator is None else generator.get_state()
+        if not self._in_epoch():
+            return {"start": now, "end": None, "random": {}}
+        is_whole = length is not None and self._state.timestamp.batches_in_epoch >= length.value
+        return {"start": self._start, "end": now if is_whole else None, "random": dict(self.random)}
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned; nothing, if it is empty."""
+        self._start, self._end = saved.get("start"), saved.get("end")
+        self.random = dict(saved.get("random", {}))
+        self._is_loaded = True
+
+    def _restart(self, again: bool) -> None:
+        generator = self._generator()
+        if generator is not None and self._start is not None and again:
+            generator.set_state(self._start.cpu())
+        self._start = None if generator is None else generator.get_state()
+
+    def _in_epoch(self) -> bool:
+        return self._state.timestamp.batches_in_epoch > 0
+
+    def _generator(self) -> torch.Generator | None:
+        loader = self._state.train_dataloader
+        generators = (getattr(each, "generator", None) for each in (getattr(loader, "sampler", None), loader))
+        return next((each for each in generators if isinstance(each, torch.Generator)), None)
 
 
 def total_loss(loss: Any) -> torch.Tensor:

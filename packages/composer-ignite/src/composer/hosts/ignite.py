@@ -379,8 +379,7 @@ class IgniteRun:
                 f"The trainer must continue where the run does, but is at iteration {state.iteration}, and the run at "
                 f"{now.batch.value * run.accumulate}. Save and load all of `run.to_save(trainer)`."
             )
-        loader = state.dataloader
-        run.begin_fit(loader.loader if isinstance(loader, _Continued) else _iterable(loader))
+        run.begin_fit(_iterable(_whole(state.dataloader)))
         run.state.dataloader_len = state.epoch_length // run.accumulate
         self._is_training, self._loss = True, None
         self._repeats = needs_closure(self.optimizers[0])
@@ -511,8 +510,13 @@ class _Continued:
         return len(self.loader)
 
 
+def _whole(loader: Any) -> Any:
+    """Return the loader of which the trained batches are left out."""
+    return loader.loader if isinstance(loader, _Continued) else loader
+
+
 def _set_epoch(loader: Any, run: HostedRun) -> None:
-    set_epoch = getattr(getattr(loader, "sampler", None), "set_epoch", None)
+    set_epoch = getattr(getattr(_whole(loader), "sampler", None), "set_epoch", None)
     if set_epoch is not None:
         set_epoch(run.state.timestamp.epoch.value)
 
