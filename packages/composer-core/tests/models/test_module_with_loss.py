@@ -236,6 +236,8 @@ def test_a_model_with_its_own_loss_is_left_alone() -> None:
         ((torch.nn.Linear(3, 2),), ValueError, "`loss` must be given for a module .* got a Linear"),
         ((torch.nn.Linear(3, 2), torch.nn.MSELoss), TypeError, r"got the class `MSELoss`. Pass `MSELoss\(\)`"),
         ((torch.nn.Linear(3, 2), "mse"), TypeError, "`loss` must be a function of outputs and targets, got 'mse'"),
+        ((torch.nn.Linear(3, 2), lambda outputs: outputs), TypeError, r"got one with the arguments \(outputs\)\. Pass"),
+        ((torch.nn.Linear(3, 2), lambda o, t, batch: o), TypeError, r"got one with the arguments \(o, t, batch\)\. "),
     ],
 )
 def test_wrong_arguments(arguments: tuple[Any, ...], error: type[Exception], message: str) -> None:

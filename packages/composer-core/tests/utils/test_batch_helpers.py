@@ -222,6 +222,16 @@ def test_a_missing_key_is_answered_with_those_that_there_are(batch: Any) -> None
         )
 
 
+def test_a_missing_field_is_answered_with_those_that_there_are() -> None:
+    @dataclass
+    class Pair:
+        image: int
+        label: int
+
+    with pytest.raises(TypeError, match=r"the fields 'image', 'label', and has no 0\..* `input_key='image'`"):
+        batch_get(Pair(1, 2), 0)
+
+
 @pytest.mark.parametrize(("key", "error"), [(2, IndexError), ("image", TypeError)])
 def test_a_missing_part_is_answered_with_how_many_there_are(key: Any, error: type[Exception]) -> None:
     with pytest.raises(error, match=rf"The batch is a tuple of 2 parts, and has no {key!r}. .* `input_key=0` and"):

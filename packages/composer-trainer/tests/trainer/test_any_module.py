@@ -237,6 +237,11 @@ def test_the_length_of_a_stream_is_an_estimate() -> None:
         ("max_steps", "max_duration='...ba'"),
         ("optimizer", "optimizers=..."),
         ("val_dataloaders", "eval_dataloader=..."),
+        ("gpus", "device='gpu'"),
+        ("fast_dev_run", "max_duration='1ba'"),
+        ("compute_metrics", "metrics=..."),
+        ("check_val_every_n_epoch", "eval_interval='...ep'"),
+        ("torch_compile", "compile_config={}"),
     ],
 )
 def test_arguments_of_other_trainers_are_answered(argument: str, instead: str) -> None:

@@ -77,6 +77,7 @@ class ModuleWithLoss(ComposerModel):
             )
         if not callable(loss):
             raise TypeError(f"`loss` must be a function of outputs and targets, got {loss!r}.")
+        _check_arguments(loss)
         self.module = module
         self.input_key, self.target_key = input_key, target_key
         self._metrics = _named_metrics(metrics)
@@ -317,6 +318,21 @@ def _takes(function: Any, argument: str) -> bool:
     except (TypeError, ValueError):  # some functions of C have no signature
         return True
     return any(parameter.name == argument or parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+
+
+def _check_arguments(loss: Callable[..., Any]) -> None:
+    """Raise TypeError unless the function can be called with outputs and targets."""
+    try:
+        signature = inspect.signature(loss)
+    except ValueError:  # a function in C without one
+        return
+    try:
+        signature.bind(None, None)
+    except TypeError:
+        raise TypeError(
+            f"`loss` must be a function of outputs and targets, got one with the arguments {signature}. Pass for "
+            f"example `loss=lambda outputs, targets: ...`, or define the loss in a `composer.ComposerModel`."
+        ) from None
 
 
 def _name_of(function: Any) -> str:

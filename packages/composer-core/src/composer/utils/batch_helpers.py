@@ -153,6 +153,12 @@ def _missing(batch: Any, key: Any, error: Exception) -> Exception:
             f"The batch is a {type(batch).__name__} of {len(batch)} parts, and has no {key!r}. Pass the parts "
             f"to use, for example `input_key=0` and `target_key={max(len(batch) - 1, 0)}`."
         )
+    if is_batch_dataclass(batch):
+        fields = list(fields_of(batch)) or ["x", "y"]
+        return type(error)(
+            f"The batch is a {type(batch).__name__} with the fields {', '.join(map(repr, fields))}, and has no "
+            f"{key!r}. Pass the fields to use, for example `input_key={fields[0]!r}` and `target_key={fields[-1]!r}`."
+        )
     return error
 
 
