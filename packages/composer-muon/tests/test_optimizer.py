@@ -304,3 +304,41 @@ def test_the_update_of_a_random_gradient_is_as_large_as_that_of_adamw() -> None:
 
     # AdamW's updates have a root mean square of 0.2 to 0.4 (arXiv:2502.16982, section 2.2).
     assert 0.15 < weight.detach().square().mean().sqrt() < 0.25
+
+
+# ---- a fixed norm
+
+
+def test_matrices_have_the_root_of_their_rows_as_norm_before_each_update() -> None:
+    weights = {"conv": randn(6, 3, 2, 2), "blocks": randn(6, 4), "transposed": randn(4, 6)}
+    groups = [
+        {"params": [torch.nn.Parameter(weights["conv"].clone(memory_format=torch.channels_last))], "groups": 2},
+        {"params": [torch.nn.Parameter(weights["blocks"].clone())], "blocks": (2, 4)},
+        {"params": [torch.nn.Parameter(weights["transposed"].clone())], "transposed": True},
+    ]
+    optimizer = MuonOptimizer(groups, lr=0.0, fixed_norm=True)
+    for group in optimizer.param_groups:
+        group["params"][0].grad = torch.ones_like(group["params"][0])
+    optimizer.step()
+    conv, blocks, transposed = (group["params"][0].detach() for group in optimizer.param_groups)
+
+    def scaled(part: torch.Tensor, rows: int) -> torch.Tensor:
+        return part * rows**0.5 / torch.linalg.vector_norm(part)
+
+    expected = torch.cat([scaled(part, 3) for part in weights["conv"].chunk(2)])
+    torch.testing.assert_close(conv, expected, rtol=1e-6, atol=0)
+    expected = torch.cat([scaled(weights["blocks"][:2], 2), scaled(weights["blocks"][2:], 4)])
+    torch.testing.assert_close(blocks, expected, rtol=1e-6, atol=0)
+    torch.testing.assert_close(transposed, scaled(weights["transposed"], 6), rtol=1e-6, atol=0)
+
+
+def test_a_file_without_a_fixed_norm_is_loaded() -> None:
+    weight = torch.nn.Parameter(randn(4, 4))
+    optimizer = MuonOptimizer([weight], lr=0.1)
+    saved = optimizer.state_dict()
+    del saved["param_groups"][0]["fixed_norm"]
+    optimizer.load_state_dict(saved)
+    weight.grad = torch.ones_like(weight)
+    optimizer.step()
+
+    assert torch.isfinite(weight).all()

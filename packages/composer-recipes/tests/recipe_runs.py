@@ -31,6 +31,7 @@ OPTIONS = {
     ),
     "cifar10_resnet9": "--train_samples 8 --test_samples 4 --batch_size 4 --epochs 2 --scale_schedule.ratio 0.75",
     "cifar10_resnet20": "--train_samples 8 --test_samples 4 --batch_size 4 --epochs 2 --scale_schedule.ratio 0.75",
+    "cifar10_record": "--train_samples 8 --test_samples 4 --batch_size 4 --epochs 2 --width 4",
     "imagenet_resnet50": (
         "--config mild --compare --model resnet18 --batch_size 4 --train_size 32 --test_resize 36 --test_size 32 "
         "--workers 0 --epochs 1 --warmup_epochs 0.5 --lr 0.01 --ema.half_life 4ba --ema.update_interval 1ba"

@@ -70,7 +70,7 @@ def test_the_help_of_a_recipe_explains_every_option(recipe: str, capsys: pytest.
     parts = (task.data, task.network, task.training, task.runs)
     names = {field.name for part in parts for field in fields(part)} | {"config", "out", "profile", "algorithms"}
     for name, algorithm in task.algorithms.items():
-        decided = {"input_key", "target_key", *task.fitted(task.data).get(name, {})}
+        decided = {"image_key", "input_key", "target_key", *task.fitted(task.data).get(name, {})}
         keys = inspect.signature(algorithm).parameters.keys() - decided
         names |= {f"{name}.{key}" for key in keys}
 
@@ -165,6 +165,8 @@ def _yaml(value: object) -> str:
         ("cifar10_resnet9", "--data nowhere", "CIFAR10('nowhere', download=True)"),
         ("cifar10_resnet9", "--model resnet10", "`--model`"),
         ("cifar10_resnet20", "--cutout_size -1", "`cutout_size` must be at least 0, got -1"),
+        ("cifar10_record", "--bias_factor -1", "`bias_factor` must be at least 0, got -1"),
+        ("cifar10_record", "--data a-file --width 0", "`width` must be at least 1, got 0"),
         ("imagenet_resnet50", "--data nowhere", "ImageNet was not found: looked for 'nowhere/train/<class>/*.JPEG'"),
         ("imagenet_resnet50", "--test_size 300", "`test_resize` must be at least `test_size`, got 232 and 300"),
         ("imagenet_resnet50", "--epochs 8", "`warmup_epochs` must be at least 0 and below `epochs`, got 8"),
@@ -270,6 +272,7 @@ def test_every_recipe_prints_table_verdict_and_actions(recipe: str, command: Com
         ("fashion_mnist", [48, 3], [24, 2]),  # tested after 5, 10 and 12 batches, and after 5 and 6
         ("cifar10_resnet9", [16, 2], [12, 2]),  # three quarters of 4 batches
         ("cifar10_resnet20", [16, 2], [12, 2]),
+        ("cifar10_record", [16, 2], [16, 2]),
         ("imagenet_resnet50", [12, 1], [12, 1]),
         ("tiny_lm", [44, 1], [24, 1]),  # 45 sequences, of which a batch of 4 is not filled: 11 batches, and 6 of them
         ("segmentation", [24, 2], [16, 2]),
@@ -296,6 +299,7 @@ def test_runs_have_the_requested_length_and_evaluations(
         ("fashion_mnist", "Fashion-MNIST: 24 images to train on, 10 to test, 1x28x28 pixels, 10 classes"),
         ("cifar10_resnet9", "CIFAR-10: 8 images to train on, 4 to test, 3x32x32 pixels, 10 classes"),
         ("cifar10_resnet20", "CIFAR-10: 8 images to train on, 4 to test, 3x32x32 pixels, 10 classes"),
+        ("cifar10_record", "CIFAR-10: 8 images to train on, 4 to test, 3x32x32 pixels, 10 classes"),
         ("imagenet_resnet50", "data0: 12 images to train on, 4 to test, 2 classes, 32 pixels to train, 32 to test"),
         ("tiny_lm", "tinyshakespeare.txt: 45 sequences to train on, 5 to test, of 16 characters, "),
         ("segmentation", "scenes of Fashion-MNIST: 12 images to train on, 4 to test, 1x32x32 pixels, 11 classes"),

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from composer.algorithms.blurpool import BlurConv2d, BlurMaxPool2d, apply_blurpool
-from composer.recipes._networks import ConvNet, ResNet
+from composer.recipes import cifar10_record
+from composer.recipes._networks import ConvNet, ResNet, SpeedNet
 from composer.utils.module_surgery import count_module_instances
 
 
@@ -130,3 +131,28 @@ def test_numbers_below_one_are_refused(kind: Any, argument: str) -> None:
 
     with pytest.raises(ValueError, match=f"`{argument}` must be at least 1, got 0"):
         kind(**arguments)
+
+
+def test_the_network_of_the_records_is_whitened_first_and_begins_with_identities() -> None:
+    network = SpeedNet(10, 3, width=32)
+    whitened, *others = (layer for layer in network.features if isinstance(layer, nn.Conv2d))
+    norms = [layer for layer in network.features if isinstance(layer, nn.BatchNorm2d)]
+    x = torch.randn(2, 24, 7, 7)
+
+    assert ((2, 2), 24, 0.0) == (whitened.kernel_size, whitened.out_channels, float(whitened.bias.detach().abs().sum()))
+    assert [(24, 32), (32, 32), (32, 128), (128, 128), (128, 128), (128, 128)] == [
+        (layer.in_channels, layer.out_channels) for layer in others
+    ]
+    torch.testing.assert_close(others[0](x)[:, :24], x)
+    assert [False] * 6 == [norm.weight.requires_grad for norm in norms]
+    assert (10, (2, 10)) == (network.num_classes, tuple(network(torch.randn(2, 3, 32, 32)).shape))
+    with pytest.raises(ValueError, match=r"`width` must be .* 1, got 0"):
+        SpeedNet(10, 3, width=0)
+
+
+def test_the_optimizer_of_the_records_divides_the_decay_by_each_learning_rate() -> None:
+    network = SpeedNet(10, 3, width=4)
+    weights, biases = cifar10_record.Training(lr=2.0, weight_decay=0.01).optimizer(network).param_groups
+
+    assert (2.0, 0.005, 8) == (weights["lr"], weights["weight_decay"], len(weights["params"]))
+    assert (128.0, 0.01 / 128, 7) == (biases["lr"], biases["weight_decay"], len(biases["params"]))

@@ -95,6 +95,7 @@ SENTENCES: dict[str, Callable[[Counter[Event], FinishedRun], str]] = {
         if calls[Event.INIT]
         else _count_events(calls, run)
     ),
+    "AlternatingFlip": lambda calls, run: f"mirrored the images in turn in {_count(calls[Event.EPOCH_START], 'epoch')}",
     "BlurPool": lambda calls, run: (
         f"put a blur into {run.hparam('blurpool/num_blurconv_layers', 'strided convolution')} and "
         f"{run.hparam('blurpool/num_blurpool_layers', 'max pooling')}"
@@ -117,6 +118,7 @@ SENTENCES: dict[str, Callable[[Counter[Event], FinishedRun], str]] = {
         f"trained {_count([0, *run.logged('layer_freezing/layers_frozen')][-1], 'layer')} no more at the end"
     ),
     "MixUp": lambda calls, run: f"mixed the images of {run.passes(calls[Event.BEFORE_FORWARD])} in pairs",
+    "Muon": lambda calls, run: f"orthogonalized the updates of {run.hparam('muon/num_matrices', 'hidden weight')}",
     "ProgressiveResizing": _progressive_resizing,
     "RandAugment": lambda calls, run: "added random augmentations to the training images",
     "SAM": lambda calls, run: (
@@ -131,7 +133,11 @@ SENTENCES: dict[str, Callable[[Counter[Event], FinishedRun], str]] = {
         "put a squeeze and excitation behind " + run.hparam("squeeze_excite/num_squeeze_excite_layers", "convolution")
     ),
     "StochasticDepth": lambda calls, run: "let residual blocks be left out at random",
+    "TestTimeAugmentation": lambda calls, run: (
+        f"averaged the scores of several views of {_count(calls[Event.EVAL_BEFORE_FORWARD], 'test batch')}"
+    ),
     "WeightStandardization": lambda calls, run: (
         "standardized the weights of " + run.hparam("WeightStandardization/num_weights_standardized", "convolution")
     ),
+    "Whitening": lambda calls, run: "set the first convolution to filters that whiten patches of the images",
 }

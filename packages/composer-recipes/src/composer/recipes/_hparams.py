@@ -34,7 +34,7 @@ class SGD:
     warmup: float = 0.2
 
     def __post_init__(self) -> None:
-        _check_training(self.epochs, self.lr, self.weight_decay, self.warmup)
+        check_training(self.epochs, self.lr, self.weight_decay, self.warmup)
         if not 0 <= self.momentum < 1:
             raise ValueError(f"`momentum` must be in [0, 1), got {self.momentum!r}.")
 
@@ -74,7 +74,7 @@ class AdamW:
     warmup: float = 0.1
 
     def __post_init__(self) -> None:
-        _check_training(self.epochs, self.lr, self.weight_decay, self.warmup)
+        check_training(self.epochs, self.lr, self.weight_decay, self.warmup)
         for name in ("beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"`{name}` must be in [0, 1), got {getattr(self, name)!r}.")
@@ -167,7 +167,8 @@ def check_at_least(name: str, value: float | None, least: float) -> None:
         raise ValueError(f"`{name}` must be at least {least}, got {value!r}.")
 
 
-def _check_training(epochs: float, lr: float, weight_decay: float, warmup: float) -> None:
+def check_training(epochs: float, lr: float, weight_decay: float, warmup: float = 0.0) -> None:
+    """Raise a ValueError for hyperparameters of an optimization that are out of range."""
     if not 0 < epochs < math.inf:
         raise ValueError(f"`epochs` must be positive and finite, got {epochs!r}.")
     check_at_least("weight_decay", weight_decay, 0)

@@ -33,6 +33,7 @@ RECIPES = {
     "fashion_mnist": "a convolutional network on Fashion-MNIST",
     "cifar10_resnet9": "ResNet-9 on CIFAR-10, for a GPU",
     "cifar10_resnet20": "ResNet-20 on CIFAR-10",
+    "cifar10_record": "the network and the methods of the CIFAR-10 speed records, for a GPU",
     "imagenet_resnet50": "ResNet-50 on ImageNet, for several GPUs",
     "tiny_lm": "a small GPT-2 on Tiny Shakespeare",
     "segmentation": "a U-Net on scenes of Fashion-MNIST",
@@ -40,7 +41,7 @@ RECIPES = {
 """Summaries of the recipes by name; each name is a module of this package."""
 
 PROGRAM = "composer-train"
-_NOT_OPTIONS = {"input_key", "target_key"}  # fixed by the batches of the recipes
+_NOT_OPTIONS = {"image_key", "input_key", "target_key"}  # fixed by the batches of the recipes
 _JSONARGPARSE_WORDING = ((r'Parser key "([\w.]+)"', r"`--\1`"), (r"<class '(\w+)'>", r"\1"), (r"\btyping\.", ""))
 _OPEN = "To look at it, open https://ui.perfetto.dev and drop the file there; it does not leave your machine."
 

@@ -308,7 +308,7 @@ class AlternatingFlip(Algorithm):
 
 @dataclass(frozen=True)
 class _Mirrored:
-    """How the images of a loader are mirrored that stores them.
+    """Mirroring of the images of a loader that stores them.
 
     Attributes:
         seed: The seed of the hash.

@@ -102,6 +102,7 @@ class Muon(Algorithm):
         beta2: Decay of the running mean for `normalize`.
         include: See `split_muon_parameters`.
         exclude: See `split_muon_parameters`.
+        fixed_norm: Scale the matrices to a fixed norm before each update; see `MuonOptimizer`.
 
     Attributes:
         split: Which parameter went where; None before INIT.
@@ -144,9 +145,11 @@ class Muon(Algorithm):
         beta2: float = 0.95,
         include: Sequence[str] = (),
         exclude: Sequence[str] = (),
+        *,
+        fixed_norm: bool = False,
     ) -> None:
         check_muon_arguments(momentum, scale, steps, coefficients, beta2)
-        check_flags(nesterov=nesterov, cautious=cautious, normalize=normalize)
+        check_flags(nesterov=nesterov, cautious=cautious, normalize=normalize, fixed_norm=fixed_norm)
         for name, value in (("lr", lr), ("weight_decay", weight_decay)):
             if value is not None:
                 check_finite(least=0, **{name: value})
@@ -158,7 +161,7 @@ class Muon(Algorithm):
         self.weight_decay = None if weight_decay is None else plain_number(weight_decay)
         self.momentum, self.steps, self.beta2 = plain_number(momentum), plain_number(steps), plain_number(beta2)
         self.nesterov, self.scale, self.coefficients = nesterov, scale, coefficients
-        self.cautious, self.normalize = cautious, normalize
+        self.cautious, self.normalize, self.fixed_norm = cautious, normalize, fixed_norm
         self.include, self.exclude = tuple(include), tuple(exclude)
         self.split: MuonSplit | None = None
 
@@ -206,6 +209,7 @@ class Muon(Algorithm):
             return
         options = {"scale": self.scale, "steps": self.steps, "coefficients": self.coefficients, "beta2": self.beta2}
         flags = {"nesterov": self.nesterov, "cautious": self.cautious, "normalize": self.normalize}
+        flags["fixed_norm"] = self.fixed_norm
         muon = MuonOptimizer(groups, momentum=self.momentum, **options, **flags)  # type: ignore[arg-type]
         rest = [o for o in state.optimizers if any(group["params"] for group in o.param_groups)]
         state.optimizers = [muon, *rest]

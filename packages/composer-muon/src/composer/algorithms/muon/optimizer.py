@@ -160,6 +160,8 @@ class MuonOptimizer(torch.optim.Optimizer):
         normalize: Divide each row of the orthogonal matrix by the root of a running mean of its squares, and keep the
             norm of the matrix (NorMuon).
         beta2: Decay of that running mean, in [0, 1).
+        fixed_norm: Before each update, scale an m x n matrix to the Frobenius norm sqrt(m), in place of weight decay.
+            For matrices whose outputs are normalized, which do not depend on it.
 
     Raises:
         ValueError: A number is out of range, `scale` or `coefficients` is unknown, a parameter has fewer than two
@@ -176,6 +178,7 @@ class MuonOptimizer(torch.optim.Optimizer):
     Source: Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024. "match_rms_adamw": Liu et
         al., "Muon is Scalable for LLM Training", arXiv:2502.16982, equation 4. `cautious`: Chen et al., "Cautious
         Weight Decay", arXiv:2510.12402, algorithm 1. `normalize`: Li et al., "NorMuon", arXiv:2510.05491, algorithm 1.
+        `fixed_norm`: Jordan's CIFAR-10 speedrun with Muon, https://github.com/KellerJordan/cifar10-airbench.
     Differs: `normalize` keeps the norm of the orthogonal matrix, as the code of its authors does; the paper sets it to
         0.2 * sqrt(m * n), which is almost the same for "match_rms_adamw".
     """
@@ -196,10 +199,11 @@ class MuonOptimizer(torch.optim.Optimizer):
         cautious: bool = False,
         normalize: bool = False,
         beta2: float = 0.95,
+        fixed_norm: bool = False,
     ) -> None:
         check_muon_arguments(momentum, scale, steps, coefficients, beta2)
         check_finite(lr=lr, weight_decay=weight_decay, least=0)
-        check_flags(nesterov=nesterov, cautious=cautious, normalize=normalize)
+        check_flags(nesterov=nesterov, cautious=cautious, normalize=normalize, fixed_norm=fixed_norm)
         defaults = {
             "lr": lr,
             "weight_decay": weight_decay,
@@ -211,6 +215,7 @@ class MuonOptimizer(torch.optim.Optimizer):
             "cautious": cautious,
             "normalize": normalize,
             "beta2": beta2,
+            "fixed_norm": fixed_norm,
             "blocks": None,
             "transposed": False,
             "groups": 1,
@@ -293,6 +298,8 @@ class MuonOptimizer(torch.optim.Optimizer):
     def _move(self, parameter: Tensor, parts: list[Tensor], group: dict[str, Any]) -> None:
         """Decay a weight and subtract its orthogonal matrices."""
         lr, decay = group["lr"], group["weight_decay"]
+        if group.get("fixed_norm"):  # files of earlier versions do not have it
+            _scale_to_fixed_norm(parameter, group)
         if group["normalize"]:
             parts = self._normalized(parameter, parts, group)
         factor = SCALES[group["scale"]]
@@ -348,6 +355,18 @@ def _joined(parts: Iterable[Tensor], parameter: Tensor, group: dict[str, Any]) -
     """Undo `_matrices`."""
     matrix = torch.cat(list(parts))
     return matrix.mT if group["transposed"] else matrix.reshape(parameter.shape)
+
+
+def _scale_to_fixed_norm(parameter: Tensor, group: dict[str, Any]) -> None:
+    """Scale each matrix of a weight to the norm of an orthogonal one of wide shape: the root of its number of rows."""
+    whole = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
+    parts = _matrices(whole, group)
+    norms = [torch.linalg.vector_norm(part) + 1e-7 for part in parts]
+    rows = torch.cat([(len(part) ** 0.5 / norm).expand(len(part)) for part, norm in zip(parts, norms, strict=True)])
+    factors = rows if group["transposed"] else rows.view(-1, *(1 for _ in parameter.shape[1:]))
+    if hasattr(parameter, "placements"):
+        factors = _sharded_like(parameter, factors.expand(parameter.shape))
+    parameter.mul_(factors)
 
 
 def _orthogonalized(matrices: list[Tensor], steps: int, coefficients: str | Coefficients) -> Any:
