@@ -233,7 +233,9 @@ def test_training_metrics_are_refused_at_init_and_those_of_evaluation_are_not() 
 def test_a_model_without_a_known_head_is_refused() -> None:
     with pytest.raises(ValueError, match="`head_name` must be the name of the last layer of the model, got None"):
         engine_of(SimpleModel(), ChunkedCrossEntropy())
-    with pytest.raises(AttributeError, match="last"):
+    with pytest.raises(AttributeError, match=r"`head_name` must be a name in .*, got '4'.* Use 'module.4'"):
+        engine_of(SimpleModel(), ChunkedCrossEntropy("4"))
+    with pytest.raises(AttributeError, match=r"`head_name` must be a name in .*, got 'last'"):
         engine_of(SimpleModel(), ChunkedCrossEntropy("last"))
     with pytest.raises(TypeError, match=r"needs a head that is a `torch.nn.Linear`, got `Sequential`.*LoRA"):
         engine_of(SimpleModel(), ChunkedCrossEntropy("module"))

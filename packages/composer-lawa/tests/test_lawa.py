@@ -246,6 +246,7 @@ def test_loaded_weights_are_copies(make_run: Any) -> None:
         ({"num_snapshots": 2.5}, TypeError, "`num_snapshots` must be an integer, got 2.5"),
         ({"interval": "0ba"}, ValueError, "`interval` must be at least 1, got '0ba'"),
         ({"interval": "1tok"}, ValueError, "`interval` must be in 'ba' or 'ep'"),
+        ({"interval": "0.5dur"}, ValueError, "`interval` must be in 'ba' or 'ep', got '0.5dur'"),
         ({"interval": 3}, TypeError, "`interval` must be a time string or a `Time`, got 3"),
         ({"recalibration_batches": -1}, ValueError, "`recalibration_batches` must not be negative, got -1"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -300,3 +301,8 @@ def test_a_sharded_model_needs_a_folder(make_run: Any, tmp_path: Path) -> None:
                 run.engine.run_event("fit_start")
         else:
             run.engine.run_event("fit_start")
+
+
+def test_it_can_be_pickled() -> None:
+    copied = pickle.loads(pickle.dumps(PostHocEMA(snapshot_interval="3ba")))
+    assert repr(PostHocEMA(snapshot_interval="3ba")) == repr(copied)

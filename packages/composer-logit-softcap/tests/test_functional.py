@@ -214,8 +214,10 @@ def test_the_head_of_other_models_is_named() -> None:
     apply_logit_softcap(model, final=0.5, head_name="1.0")
 
     torch.testing.assert_close(expected, model(x))
-    with pytest.raises(AttributeError, match=r"head"):
+    with pytest.raises(AttributeError, match=r"`head_name` must be a name in .*, got 'head'.*no attribute `head`"):
         apply_logit_softcap(model, head_name="head")
+    with pytest.raises(AttributeError, match=r"got 'lm_head'.* Use 'model.lm_head'"):
+        apply_logit_softcap(nn.ModuleDict({"model": nn.ModuleDict({"lm_head": nn.Linear(4, 3)})}), head_name="lm_head")
 
 
 def test_models_without_head_or_attention_are_warned_of() -> None:

@@ -248,3 +248,31 @@ def test_wrong_arguments_are_refused() -> None:
         apply_qk_norm(nn.Linear(2, 2), query_name="query")
     with pytest.raises(ValueError, match=r"`head_dim` must be at least 1, got 0"):
         apply_qk_norm(nn.Linear(2, 2), head_dim=0)
+
+
+class ViTAttention(nn.Module):
+    """Attention of timm, which calls an identity in place of norms."""
+
+    def __init__(self, qk_norm: bool = False) -> None:
+        super().__init__()
+        self.head_dim, self.qkv = 4, nn.Linear(16, 48)
+        self.q_norm, self.k_norm = (HeadNorm(4) if qk_norm else nn.Identity() for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, 4, 4)).permute(2, 0, 3, 1, 4)
+        return F.scaled_dot_product_attention(self.q_norm(q), self.k_norm(k), v).transpose(1, 2).flatten(2)
+
+
+def test_an_identity_in_place_of_a_norm_is_replaced() -> None:
+    attention, expected = ViTAttention(), ViTAttention(qk_norm=True)
+    optimizer = torch.optim.SGD(attention.parameters(), lr=0.1)
+
+    assert apply_qk_norm(attention, query_name="qkv", key_name="qkv", optimizers=optimizer) == 1
+    with torch.no_grad():
+        attention.q_norm.weight.uniform_(0.5, 2.0)
+    expected.load_state_dict(attention.state_dict())
+    x = torch.randn(2, 5, 16)
+
+    torch.testing.assert_close(expected(x), attention(x), rtol=0, atol=0)
+    assert any(parameter is attention.k_norm.weight for parameter in optimizer.param_groups[0]["params"])
+    assert apply_qk_norm(attention, query_name="qkv", key_name="qkv") == 1, "and not once more"

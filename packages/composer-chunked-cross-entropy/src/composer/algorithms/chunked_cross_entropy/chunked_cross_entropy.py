@@ -62,12 +62,24 @@ class ChunkedHead(nn.Linear):
 
 def _find_head(model: nn.Module, head_name: str | None) -> tuple[nn.Module | None, nn.Module | None]:
     """Return the head, and the model of transformers that has it."""
+    named = None if head_name is None else _submodule(model, head_name)
     for module in model.modules():
         get_head = getattr(module, "get_output_embeddings", None)
         head = get_head() if callable(get_head) else None
-        if isinstance(head, nn.Module) and (head_name is None or head is model.get_submodule(head_name)):
+        if isinstance(head, nn.Module) and (named is None or head is named):
             return head, module
-    return None if head_name is None else model.get_submodule(head_name), None
+    return named, None
+
+
+def _submodule(model: nn.Module, head_name: str) -> nn.Module:
+    try:
+        return model.get_submodule(head_name)
+    except AttributeError as error:
+        similar = [repr(name) for name, _ in model.named_modules() if name.endswith(f".{head_name}")]
+        raise AttributeError(
+            f"`head_name` must be a name in `model.named_modules()`, got {head_name!r}: {error}."
+            + (f" Use {' or '.join(similar)}." if similar else "")
+        ) from None
 
 
 def _check_model(model: Any) -> None:

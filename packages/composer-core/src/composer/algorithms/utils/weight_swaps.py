@@ -125,7 +125,7 @@ def parse_time(argument: str, given: Any, least: float) -> Time[Any]:
     Args:
         argument: The name of the argument.
         given: A time string or a `Time`.
-        least: The smallest allowed value, in any unit.
+        least: The smallest allowed value, in any unit but fractions of the run, which must not be negative.
 
     Raises:
         TypeError: It is neither.
@@ -134,6 +134,6 @@ def parse_time(argument: str, given: Any, least: float) -> Time[Any]:
     if not isinstance(given, (str, Time)):
         raise TypeError(f"`{argument}` must be a time string or a `Time`, got {given!r}. Write for example '100ba'.")
     time = Time.from_input(given)
-    if time.value < least:
+    if time.value < (0 if time.unit is TimeUnit.DURATION else least):
         raise ValueError(f"`{argument}` must be at least {least}, got {str(given)!r}.")
     return time

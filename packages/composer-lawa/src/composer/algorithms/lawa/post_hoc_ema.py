@@ -232,7 +232,7 @@ class PostHocEMA(Algorithm):
         self.snapshot_precision = snapshot_precision
         self._gammas = [_exponent(width, "sigma_rels") for width in widths]
         # Independent of callbacks that save, hence at the events before them.
-        self._is_due = create_interval_scheduler(interval, include_end_of_training=False, checkpoint_events=False)
+        self._snapshot_every = interval
         units = {TimeUnit.EPOCH: Event.EPOCH_END, TimeUnit.ITERATION: Event.ITERATION_END}
         self._snapshot_event = units.get(interval.unit, Event.BATCH_END)
         self.events = frozenset({Event.INIT, Event.FIT_START, Event.BATCH_END, self._snapshot_event, Event.FIT_END})
@@ -256,6 +256,11 @@ class PostHocEMA(Algorithm):
         due = event is Event.FIT_END or (event is self._snapshot_event and self._is_due(state, event))
         if due and self.num_updates and (not self.snapshots or self.snapshots[-1].updates < self.num_updates):
             self._store(state)
+
+    def _is_due(self, state: State, event: Event) -> bool:
+        # Made anew, as functions cannot be pickled. It keeps nothing between calls but the end of training.
+        is_due = create_interval_scheduler(self._snapshot_every, include_end_of_training=False, checkpoint_events=False)
+        return is_due(state, event)
 
     def _check(self, state: State) -> None:
         if self.folder is None:

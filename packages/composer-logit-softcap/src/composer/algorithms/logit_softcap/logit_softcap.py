@@ -165,13 +165,25 @@ def _check_uncapped(model: nn.Module, final: float | None, attention: float | No
 
 def _find_head(model: nn.Module, head_name: str | None) -> nn.Module | None:
     if head_name is not None:
-        return model.get_submodule(head_name)
+        try:
+            return model.get_submodule(head_name)
+        except AttributeError as error:
+            raise AttributeError(
+                f"`head_name` must be a name in `model.named_modules()`, got {head_name!r}: {error}."
+                f"{_hint(model, head_name)}"
+            ) from None
     for module in model.modules():
         get_head = getattr(module, "get_output_embeddings", None)
         head = get_head() if callable(get_head) else None
         if isinstance(head, nn.Module):
             return head
     return None
+
+
+def _hint(model: nn.Module, name: str) -> str:
+    """Return advice that has the modules whose names end with this one."""
+    similar = [repr(other) for other, _ in model.named_modules() if other.endswith(f".{name}")]
+    return f" Use {' or '.join(similar)}." if similar else ""
 
 
 def _cap_head(head: nn.Module, cap: float) -> None:

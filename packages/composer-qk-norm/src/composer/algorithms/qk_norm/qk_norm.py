@@ -100,8 +100,9 @@ def apply_qk_norm(
     score is larger than `sqrt(d)`.
 
     Attention layers are the modules with children `q_proj` and `k_proj` (Llama, Qwen, Mistral and most others of
-    `transformers`) or `c_attn` (GPT-2), or with those of other names. Cross-attention of GPT-2, and layers that have a
-    `q_norm` already, are not changed.
+    `transformers`) or `c_attn` (GPT-2), or with those of other names, such as `qkv` of timm. Cross-attention of GPT-2,
+    and layers that have a `q_norm` already, are not changed. An `nn.Identity` of that name is replaced; the layer calls
+    it itself.
 
     Args:
         model: The model.
@@ -160,7 +161,7 @@ def _find_layers(model: nn.Module, layouts: Sequence[tuple[str, str]]) -> Iterat
 
 
 def _is_normalized(layer: nn.Module) -> bool:
-    return layer._modules.get("q_norm") is not None
+    return not isinstance(layer._modules.get("q_norm"), (nn.Identity, type(None)))
 
 
 def _head_dim(layer: nn.Module, names: tuple[str, str], head_dim: int | None) -> int:
@@ -187,15 +188,16 @@ def _head_dim(layer: nn.Module, names: tuple[str, str], head_dim: int | None) ->
 def _add_norms(layer: nn.Module, query: str, key: str, norms: list[HeadNorm], optimizers: Any) -> None:
     projections = [layer.get_submodule(name) for name in dict.fromkeys((query, key))]
     relatives = [parameter for projection in projections for parameter in projection.parameters()]
+    calls_norms = isinstance(layer._modules.get("q_norm"), nn.Identity)  # in place of norms, as in timm
     for name, norm in zip(("q_norm", "k_norm"), norms, strict=True):
         like = next((p for p in relatives if p.is_floating_point()), None)
         if like is not None:
             norm.to(like.device, like.dtype)
         norm.train(layer.training)
         layer.add_module(name, norm)
-    if len(projections) == 1:
+    if not calls_norms and len(projections) == 1:
         projections[0].register_forward_hook(_NormalizeOutput(norms, 3))
-    else:
+    elif not calls_norms:
         for projection, norm in zip(projections, norms, strict=True):
             projection.register_forward_hook(_NormalizeOutput([norm], 1))
     if optimizers:
