@@ -121,6 +121,8 @@ def test_a_model_without_hidden_matrices_gets_a_warning() -> None:
     with pytest.warns(NoEffectWarning, match=r"the optimizers have no hidden matrix of the model(.|\n)*first layer"):
         state = started(adamw, model, Muon())
     assert [adamw] == state.optimizers
+    state.schedulers = LambdaLR(adamw, lambda step: 1.0)
+    Engine(state).run_event(Event.FIT_START)
 
 
 def test_a_scheduler_of_the_other_parameters_alone_is_refused() -> None:

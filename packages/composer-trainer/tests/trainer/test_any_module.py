@@ -177,6 +177,43 @@ def test_a_function_makes_the_optimizer_after_surgery() -> None:
     assert [type(each) for each in trainer.state.algorithms] == [Wrapper, Surgery]
 
 
+def test_a_function_of_the_model_is_told_what_it_gets() -> None:
+    with pytest.raises(TypeError, match=r"function of the list of the model's parameters.*reads `parameters` of it"):
+        Trainer(
+            model=network(),
+            loss=F.cross_entropy,
+            train_dataloader=loader(),
+            optimizers=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+            max_duration="1ep",
+            progress_bar=False,
+        )
+
+
+def test_an_evaluation_without_metrics_has_the_mean_loss_of_all_examples() -> None:
+    batches = torch.utils.data.DataLoader(examples(), batch_size=12)  # 12, 12 and 8 examples
+    memory, net = InMemoryLogger(), network()
+
+    def evaluated(**options: Any) -> dict[str, Any]:
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        trainer = Trainer(
+            model=net,
+            loss=F.cross_entropy,
+            optimizers=optimizer,
+            eval_dataloader=batches,
+            progress_bar=False,
+            **options,
+        )
+        trainer.eval()
+        return trainer.state.eval_metric_values
+
+    images, labels = (torch.stack(part) for part in zip(*examples(), strict=True))
+    expected = F.cross_entropy(net.eval()(images), labels)
+
+    torch.testing.assert_close(evaluated(loggers=memory)["Loss"], expected)
+    assert "metrics/eval/Loss" in memory.data
+    assert {} == evaluated(metrics=[])
+
+
 def test_several_optimizers_of_a_function() -> None:
     def make(parameters: Any) -> list[torch.optim.Optimizer]:
         first, *others = parameters

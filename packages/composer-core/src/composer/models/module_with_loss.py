@@ -6,6 +6,7 @@ import copy
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -34,6 +35,7 @@ class ModuleWithLoss(ComposerModel):
             `torch.nn.CrossEntropyLoss()`. The result is as in `ComposerModel.loss`. Algorithms that need one loss per
             example pass `reduction="none"`, or set it in a module.
         metrics: A metric of torchmetrics, a `MetricCollection`, a sequence or a dict; for training and evaluation.
+            None: "Loss" in evaluation, the mean of the loss over all examples, if torchmetrics is installed.
         input_key: The inputs of the module in a batch: an index, key or attribute name, with which it is called; a
             sequence of them, whose parts are its arguments; or a function `batch -> inputs`. None: a tensor itself; the
             first of the two parts of a tuple or list; of a mapping or dataclass everything but the targets, as keyword
@@ -80,7 +82,7 @@ class ModuleWithLoss(ComposerModel):
         _check_arguments(loss)
         self.module = module
         self.input_key, self.target_key = input_key, target_key
-        self._metrics = _named_metrics(metrics)
+        self._metrics, self._measures_loss = _named_metrics(metrics), metrics is None
         self._calls: dict[tuple[str, ...], bool] = {}  # by the names of inputs: whether these are keyword arguments
         if isinstance(loss, _CONSTANT) or any(loss is part for part in module.modules()):
             # Nothing of it is trained or saved here, so state dicts are those of the module.
@@ -154,7 +156,11 @@ class ModuleWithLoss(ComposerModel):
         return loss(outputs, targets, *args, **kwargs)
 
     def get_metrics(self, is_train: bool) -> dict[str, Any]:
-        """Return the metrics by name, the same for training and evaluation."""
+        """Return the metrics by name, the same for training and evaluation; without any, the loss for evaluation."""
+        if self._measures_loss and not is_train and find_spec("torchmetrics") is not None:
+            from composer.models.mean_loss import MeanLoss
+
+            return {"Loss": MeanLoss()}
         return self._metrics
 
     def update_metric(self, batch: Batch, outputs: Any, metric: Any) -> None:
@@ -164,6 +170,11 @@ class ModuleWithLoss(ComposerModel):
         class.
         """
         targets = self._targets(batch)
+        if self._measures_loss:
+            loss = self.loss(outputs, batch)
+            parts = loss.values() if isinstance(loss, Mapping) else loss if isinstance(loss, (tuple, list)) else [loss]
+            metric.update(torch.stack([part.mean() for part in parts]).sum(), _num_examples(targets))
+            return
         if _are_probabilities(outputs, targets) and isinstance(metric, index_metrics()):
             targets = targets.argmax(dim=1)
         metric.update(outputs, targets)
@@ -259,6 +270,14 @@ def _named_parts(batch: Any) -> Mapping[str, Any] | None:
     if isinstance(batch, Mapping):
         return batch
     return fields_of(batch) if is_batch_dataclass(batch) else None
+
+
+def _num_examples(targets: Any) -> int:
+    """Return the length of the first tensor in nested targets; 1 if there is none."""
+    if isinstance(targets, torch.Tensor):
+        return len(targets) if targets.dim() else 1
+    inner = targets.values() if isinstance(targets, Mapping) else targets if isinstance(targets, (tuple, list)) else ()
+    return next(map(_num_examples, inner), 1)
 
 
 def _is_many(key: Any) -> bool:

@@ -117,7 +117,7 @@ class ProgressBarLogger(LoggerDestination):
         label = state.dataloader_label or "train"
         if _by_epochs(state):
             key, n, total = "batch_in_epoch", state.timestamp.batch_in_epoch, state.dataloader_len
-            title = f"{label:<6}epoch {state.timestamp.epoch.value + 1}"
+            title = f"{label:<5} epoch {state.timestamp.epoch.value + 1}"
         else:
             total = state.max_duration
             key, n = total.unit.name.lower(), state.timestamp.get(total.unit)
@@ -147,7 +147,7 @@ class ProgressBarLogger(LoggerDestination):
         label = state.dataloader_label or "eval"
         total = None if state.dataloader_len is None else state.dataloader_len.value
         keys = ("eval", f"metrics/{label}/")
-        self.eval_pbar = _bar(f"{label:<6}{_when(state)}", total, "batch", keys, 0)
+        self.eval_pbar = _bar(f"{label:<5} {_when(state)}", total, "batch", keys, 0)
         self._show(self.eval_pbar)
 
     def eval_batch_end(self, state: State, logger: Logger) -> None:

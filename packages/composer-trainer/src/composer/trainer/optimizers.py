@@ -75,9 +75,19 @@ class MakeOptimizers(Algorithm):
         """Make them.
 
         Raises:
-            TypeError: The function returned something else.
+            TypeError: The function returned something else, or takes the model for the parameters.
         """
-        returned = ensure_tuple(self.function([*state.model.parameters()]))
+        parameters = [*state.model.parameters()]
+        try:
+            returned = ensure_tuple(self.function(parameters))
+        except AttributeError as error:
+            if error.obj is not parameters:
+                raise
+            raise TypeError(
+                f"`optimizers` must be a function of the list of the model's parameters, got one that reads "
+                f"`{error.name}` of it. Pass for example `lambda parameters: torch.optim.AdamW(parameters)`; for "
+                f"names, layers or groups, make the optimizer yourself."
+            ) from error
         self.schedulers = [each for each in returned if isinstance(each, LRScheduler)]
         self.made = [each for each in returned if not isinstance(each, LRScheduler)]
         if not self.made or not all(isinstance(optimizer, torch.optim.Optimizer) for optimizer in self.made):

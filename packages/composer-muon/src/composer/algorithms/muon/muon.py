@@ -168,7 +168,7 @@ class Muon(Algorithm):
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Divide the parameters of the optimizers, unless one is a `MuonOptimizer` already; check the schedulers."""
         if event is Event.FIT_START:
-            if self.split is not None:
+            if self.split is not None and any(map(_is_muon, state.optimizers)):
                 _check_schedulers(state)
             return
         if any(isinstance(optimizer, MuonOptimizer) for optimizer in state.optimizers):
@@ -247,10 +247,15 @@ def _muon_groups(split: MuonSplit, names: Iterable[str], options: dict[str, Any]
     ]
 
 
+def _is_muon(optimizer: Any) -> bool:
+    """Return True for a `MuonOptimizer`, also in a wrapper such as that of `SAM`."""
+    return isinstance(getattr(optimizer, "base_optimizer", optimizer), MuonOptimizer)
+
+
 def _check_schedulers(state: State) -> None:
     """Raise ValueError if only the other optimizers have schedulers."""
     targets = [getattr(scheduler, "optimizer", None) for scheduler in state.schedulers]
-    if targets and not any(isinstance(getattr(o, "base_optimizer", o), MuonOptimizer) for o in targets):
+    if targets and not any(map(_is_muon, targets)):
         names = ", ".join(type(target).__name__ for target in targets)
         raise ValueError(
             f"`schedulers` must change the learning rate of `Muon` too, but they belong to {names}, the optimizer of "

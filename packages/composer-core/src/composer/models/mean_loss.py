@@ -1,0 +1,44 @@
+"""The loss as a metric. A module of its own, since torchmetrics is not imported before it is needed."""
+
+from __future__ import annotations
+
+import torch
+from torchmetrics import Metric
+
+__all__ = ["MeanLoss"]
+
+
+class MeanLoss(Metric):
+    """The mean of a loss over all examples, of which batches may have different numbers.
+
+    Example:
+        >>> metric = MeanLoss()
+        >>> metric.update(torch.tensor(1.0), 3)
+        >>> metric.update(torch.tensor(5.0), 1)
+        >>> metric.compute()
+        tensor(2.)
+    """
+
+    full_state_update = False
+    higher_is_better = False
+    total: torch.Tensor
+    count: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("total", torch.zeros(()), dist_reduce_fx="sum")
+        self.add_state("count", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
+
+    def update(self, loss: torch.Tensor, num_examples: int) -> None:
+        """Add a batch.
+
+        Args:
+            loss: Its mean loss, of one element.
+            num_examples: The number of its examples.
+        """
+        self.total += loss.detach().float() * num_examples
+        self.count += num_examples
+
+    def compute(self) -> torch.Tensor:
+        """Return the mean loss; NaN before the first batch."""
+        return self.total / self.count
