@@ -490,7 +490,7 @@ def _override(state: State, group: dict[str, Any], key: str, new: Any, old: Any)
         group["initial_lr"] = new
     for scheduler in with_members(state.schedulers):
         # A scheduler has the rates of the groups of its own optimizer alone.
-        for index, scheduled in enumerate(scheduler.optimizer.param_groups):
+        for index, scheduled in enumerate(getattr(getattr(scheduler, "optimizer", None), "param_groups", ())):
             if scheduled is not group:
                 continue
             for attribute, value in (("base_lrs", new), ("_last_lr", _plain(group["lr"]))):
