@@ -90,6 +90,12 @@ def _install_declared(session: nox.Session, package: str, *arguments: str) -> No
     environment.share_bytecode(Path(session.virtualenv.location), DONORS)
 
 
+def _needs_of_examples() -> list[str]:
+    """Return what the documentation needs besides the packages: a store's client for a module, timm for examples."""
+    shown = (WORKSPACE[name].test_dependencies for name in ("composer-checkpoint", "composer-models"))
+    return sorted(set().union(*map(WORKSPACE.outside, shown)))
+
+
 def _pytest(session: nox.Session, *arguments: str) -> None:
     # The profile "ci" draws the same examples in every run and has no deadline. Tests start processes that import
     # torch: cached bytecode, which some machines disable, halves that time. A test that hangs ends the session and
@@ -226,18 +232,14 @@ def chaos(session: nox.Session) -> None:
 @nox.session(tags=["ci"])
 def docs(session: nox.Session) -> None:
     """Run every example: the doctests, and the code blocks of each README from top to bottom."""
-    stores = WORKSPACE.outside(WORKSPACE["composer-checkpoint"].test_dependencies)  # one module derives from a client's
-    _install(session, NAMES, *TEST_TOOLS, *TOOL_TOOLS, *stores)
+    _install(session, NAMES, *TEST_TOOLS, *TOOL_TOOLS, *_needs_of_examples())
     _pytest(session, "tests/test_docs.py")
 
 
 @nox.session(tags=["ci"])
 def site(session: nox.Session) -> None:
     """Build the documentation into `.nox/pages/html`, with the tutorials run, and check it (`-- --help`)."""
-    # One module derives from a client's; the models' examples run.
-    shown = (WORKSPACE[name].test_dependencies for name in ("composer-checkpoint", "composer-models"))
-    more = set().union(*map(WORKSPACE.outside, shown))
-    _install(session, NAMES, *TEST_TOOLS, *TOOL_TOOLS, *SITE_TOOLS, "ruff", *sorted(more))
+    _install(session, NAMES, *TEST_TOOLS, *TOOL_TOOLS, *SITE_TOOLS, "ruff", *_needs_of_examples())
     session.run("python", "-m", "tools.site", *session.posargs, env={"OMP_NUM_THREADS": "1"})
     if not session.posargs:
         _pytest(session, "tests/test_tools_site.py")
