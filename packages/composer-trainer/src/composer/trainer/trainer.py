@@ -224,7 +224,8 @@ class Trainer(_RejectsRemovedArguments):
             at the end of the construction.
         loss: For any module: `loss(outputs, targets) -> loss`, such as `torch.nn.functional.cross_entropy`; see
             `composer.models.ModuleWithLoss`.
-        metrics: For any module: metrics of torchmetrics, for training and evaluation: one, a sequence or a dict.
+        metrics: For any module: metrics of torchmetrics, for training and evaluation: one, a sequence or a dict. None:
+            "Loss" in evaluations, the mean of the loss.
         input_key: For any module: its inputs in a batch: an index, key or attribute name, a sequence of them, or a
             function. None: the first of two parts; of a mapping or dataclass all parts but the targets, by name.
         target_key: Likewise the targets. None: the second of two parts, or the part named "labels" or the like.
