@@ -356,7 +356,7 @@ def test_settings_that_an_algorithm_excludes_are_refused() -> None:
     algorithm = At({Event.BATCH_END})
     algorithm.placement = Placement(provides={CHANGES_BATCH_SIZE}, excludes={AVERAGES_WEIGHTS})
     run = make(algorithms=algorithm, max_duration="1ep")
-    with pytest.raises(ConflictError, match="HostFeatures"):
+    with pytest.raises(ConflictError, match="`TheHost`"):
         run.reconfigure(host_provides={AVERAGES_WEIGHTS})
     with pytest.raises(ConflictError, match="Use `accumulate=1`"):
         run.reconfigure(accumulate=2)
@@ -476,7 +476,7 @@ def test_features_of_the_host_may_exclude_an_algorithm() -> None:
     algorithm = At({Event.BATCH_END})
     algorithm.placement = Placement(excludes={AVERAGES_WEIGHTS})
     make(algorithms=algorithm)
-    with pytest.raises(ConflictError, match="HostFeatures"):
+    with pytest.raises(ConflictError, match="`TheHost`"):
         make(algorithms=algorithm, host_provides={AVERAGES_WEIGHTS})
 
 

@@ -172,7 +172,7 @@ class HostedRun:
             precision=precision,
             optimizers=optimizers,
             schedulers=schedulers,
-            algorithms=[*algorithms, *([_HostFeatures(host_provides)] if host_provides else [])],
+            algorithms=[*algorithms, *([TheHost(host_provides)] if host_provides else [])],
             callbacks=[*ensure_tuple(loggers), *ensure_tuple(callbacks), self._saver],
         )
         self._check_optimizers()
@@ -246,9 +246,9 @@ class HostedRun:
         """
         self._require("reconfigure", _CREATED, _READY, hint="Call `end_fit` first, or `abort` after an exception.")
         accumulate, precision = int_at_least("accumulate", accumulate, 1), Precision(precision)
-        algorithms = [each for each in self.state.algorithms if not isinstance(each, _HostFeatures)]
+        algorithms = [each for each in self.state.algorithms if not isinstance(each, TheHost)]
         _check_supported(algorithms, unavailable, accumulate)
-        algorithms += [_HostFeatures(host_provides)] if host_provides else []
+        algorithms += [TheHost(host_provides)] if host_provides else []
         Ordering(algorithms)  # raises ConflictError
         self.state.algorithms, self.state.precision, self.accumulate = algorithms, precision, accumulate
         self._precision = _autocast_of(self.state)
@@ -984,7 +984,7 @@ class HostedRun:
         self._loaded = dict(saved)
 
     def _named_algorithms(self) -> list[tuple[str, Algorithm]]:
-        return named(algorithm for algorithm in self.state.algorithms if not isinstance(algorithm, _HostFeatures))
+        return named(algorithm for algorithm in self.state.algorithms if not isinstance(algorithm, TheHost))
 
     def _load_algorithms(self, saved: Mapping[str, Any]) -> None:
         states, own = dict(saved["algorithms"]), dict(self._named_algorithms())
@@ -1102,7 +1102,7 @@ def forward_inputs(module: Any, batch: Any) -> Any:
     return module(batch[0])
 
 
-class _HostFeatures(Algorithm):
+class TheHost(Algorithm):
     """Has the effects of features of the host, so that algorithms may exclude them, and does nothing.
 
     Args:
