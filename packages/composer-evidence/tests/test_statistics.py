@@ -198,6 +198,22 @@ def test_the_time_to_a_target_counts_from_where_a_ladder_stays_above_it() -> Non
     assert time_to_target(ladder(4, 3, 2), plain, higher_is_better=False).ratio == pytest.approx(0.5**0.5)
 
 
+def test_the_interval_of_a_time_to_target_covers_that_of_the_step_time() -> None:
+    rng = np.random.default_rng(3)
+    rungs = [Rung(steps, draw(rng, 8, mean, 0.2)) for steps, mean in ((0.25, -1.5), (0.5, -0.5), (1.0, 0.6))]
+    plain = draw(rng, 20, 0.0, 0.2)
+    in_steps = time_to_target(rungs, plain, higher_is_better=True)
+    in_time = in_steps.scaled(1.2, 1.1, 1.5)
+
+    assert in_steps.low is not None and in_steps.high is not None
+    slower = time_to_target([Rung(1.2 * r.time, r.scores) for r in rungs], plain, higher_is_better=True)
+    assert in_time.ratio == pytest.approx(slower.ratio)
+    assert (in_time.low, in_time.high) == (pytest.approx(1.1 * in_steps.low), pytest.approx(1.5 * in_steps.high))
+    assert in_time.low < slower.low < slower.high < in_time.high  # type: ignore[operator]
+    never = time_to_target(rungs, dict.fromkeys(range(9), 5.0), higher_is_better=True).scaled(1.2, 1.1, 1.5)
+    assert (never.ratio, never.low, never.high) == (None, None, None)
+
+
 def test_the_interval_of_the_time_to_a_target_has_the_truth_in_it() -> None:
     rng = np.random.default_rng(6)
     inside = 0

@@ -270,7 +270,12 @@ def test_gains_also_of_plain_over_itself_are_judged_on_fresh_seeds(
     ]
     assert muon["equal_time"]["low"] == pytest.approx(min(low for low, _ in (expected[1:3], *ends)))
     assert muon["equal_time"]["high"] == pytest.approx(max(high for _, high in (expected[1:3], *ends)))
-    assert len(muon["time_to_target"]["rungs"]) == 2
+    reached = muon["time_to_target"]
+    assert len(reached["rungs"]) == 2
+    for end, factor in (("ratio", "ratio"), ("low", "low"), ("high", "high")):
+        if reached["in_steps"][end] is not None:
+            expected_end = reached["in_steps"][end] * muon["step_time"][factor]
+            assert reached["method"][end] == pytest.approx(expected_end)
     assert "Time to target" in write_page([study.ledger], study.runner.folder / "page.html").read_text()
 
 

@@ -259,7 +259,7 @@ class Rung:
 
 @dataclass(frozen=True)
 class Crossing:
-    """Time at which a ladder reaches a target, as a fraction of plain's full budget.
+    """Time or steps at which a ladder reaches a target, as a fraction of plain's full budget.
 
     Attributes:
         ratio: The time; None if no rung reaches the target.
@@ -272,6 +272,17 @@ class Crossing:
     low: float | None
     high: float | None
     at_most: bool = False
+
+    def scaled(self, ratio: float, low: float, high: float) -> Crossing:
+        """Return a crossing in steps as one in time.
+
+        Args:
+            ratio: The ratio of step times.
+            low: The lower end of its interval, which widens that of the crossing.
+            high: The upper end.
+        """
+        pairs = (self.ratio, ratio), (self.low, low), (self.high, high)
+        return Crossing(*(None if steps is None else steps * time for steps, time in pairs), at_most=self.at_most)
 
 
 def at_equal_time(

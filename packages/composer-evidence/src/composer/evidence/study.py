@@ -567,10 +567,10 @@ class Study:
         The learning rate of a shorter run of the method is that of plain's for the length, times the factor that the
         search found at the full budget.
         """
-        if about.get("step_time") is None:
+        times = about.get("step_time")
+        if times is None:
             return None
-        ratio = about["step_time"]["ratio"]
-        rungs, runs = [Rung(ratio, _values(results))], []
+        rungs, runs = [Rung(1.0, _values(results))], []
         for fraction in (fraction for fraction in self.task.ladder if fraction < 1):
             short = self._tuned_variant(candidate.variant, fraction)
             full = self._tuned_variant(candidate.variant, 1.0)
@@ -584,17 +584,15 @@ class Study:
             values = _values(self._results(specs, f"{candidate.name}, {short.steps} steps"))
             runs += [spec.id for spec in specs]
             if all(map(math.isfinite, values.values())):
-                rungs.append(Rung(ratio * short.steps / plain.steps, values))
+                rungs.append(Rung(short.steps / plain.steps, values))
         target = _values(controls)
-        own = time_to_target(rungs, target, higher_is_better=self._higher)
+        in_steps = time_to_target(rungs, target, higher_is_better=self._higher)
         aa = time_to_target(self.ladder(plain), target, higher_is_better=self._higher)
-        steps = [Rung(rung.time / ratio, rung.scores) for rung in rungs]
-        in_steps = time_to_target(steps, target, higher_is_better=self._higher)
         return {
-            "method": asdict(own),
+            "method": asdict(in_steps.scaled(times["ratio"], times["low"], times["high"])),
             "in_steps": asdict(in_steps),
             "plain_against_plain": asdict(aa),
-            "rungs": [{"time": r.time, "scores": {str(s): v for s, v in r.scores.items()}} for r in rungs],
+            "rungs": [{"time": times["ratio"] * r.time, "scores": _plain_json(r.scores)} for r in rungs],
             "run_ids": runs,
         }
 
