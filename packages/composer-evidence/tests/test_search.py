@@ -104,6 +104,13 @@ def test_bad_grids_are_refused(values: Any, options: Any, message: str) -> None:
         Grid(values, **options)
 
 
+def test_a_grid_of_integers_is_extended_by_integers() -> None:
+    assert repr(Grid((3, 6), low=1).extended(upwards=False)) == "2"
+    assert repr(Grid((16, 32)).extended(upwards=True)) == "64"
+    assert Grid((1, 2)).extended(upwards=False) is None
+    assert repr(Grid((4.0, 8.0)).extended(upwards=True)) == "16.0"
+
+
 def test_a_grid_from_zero_is_only_extended_upwards() -> None:
     assert Grid((0.0, 0.1)).extended(upwards=False) is None
     assert Grid((0.0, 0.1, 0.2)).extended(upwards=True) == pytest.approx(0.4)

@@ -205,7 +205,8 @@ def test_the_interval_of_a_time_to_target_covers_that_of_the_step_time() -> None
     in_steps = time_to_target(rungs, plain, higher_is_better=True)
     in_time = in_steps.scaled(1.2, 1.1, 1.5)
 
-    assert in_steps.low is not None and in_steps.high is not None
+    assert in_steps.low is not None
+    assert in_steps.high is not None
     slower = time_to_target([Rung(1.2 * r.time, r.scores) for r in rungs], plain, higher_is_better=True)
     assert in_time.ratio == pytest.approx(slower.ratio)
     assert (in_time.low, in_time.high) == (pytest.approx(1.1 * in_steps.low), pytest.approx(1.5 * in_steps.high))

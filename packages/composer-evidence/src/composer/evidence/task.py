@@ -94,7 +94,7 @@ class Grid:
         return all(isinstance(value, int | float) and not isinstance(value, bool) for value in self.values)
 
     def extended(self, *, upwards: bool) -> float | None:
-        """Return the value beyond an edge, rounded to three digits; None if there is none.
+        """Return the value beyond an edge, rounded to three digits, to integers if all are integers; None for none.
 
         Args:
             upwards: Go beyond the largest value, otherwise beyond the smallest.
@@ -106,7 +106,9 @@ class Grid:
             return None
         ratio = edge / inner if inner else 2.0
         value = float(f"{edge * ratio:.3g}")
-        return value if self.low < value < self.high else None
+        if all(isinstance(each, int) for each in self.values):
+            value = round(value)
+        return value if self.low < value < self.high and value != edge else None
 
 
 @dataclass(frozen=True)
