@@ -21,7 +21,7 @@ from composer.core import Event, State
 from composer.loggers import Logger
 from composer.testing import RandomClassificationDataset, SimpleModel
 from tools import pairs
-from tools.site import api, examples, links, loop, methods, models, notebooks, pages
+from tools.site import api, examples, links, loop, methods, models, networks, notebooks, pages
 from tools.workspace import ROOT, Workspace
 
 WORKSPACE = Workspace()
@@ -237,9 +237,33 @@ def test_every_model_has_a_card(names: list[api.PublicName]) -> None:
         assert "**Source**: " in card or name in ("ComposerClassifier", "HuggingFaceModel"), name
         assert "| argument | default | meaning |" in card, name
         assert "[Reference](reference/composer.models." in card, name
+        assert card.count('<figure class="network">') == 1, name
     assert "| `num_classes` | `1000` | Number of classes. |" in text
     assert "# torch.Size([2, 10])" in text
     assert "Metrics" not in text.partition("## composer_resnet ")[2].partition("\n## ")[0]
+
+
+def test_a_picture_of_a_network_has_its_blocks_in_the_order_of_the_forward_pass() -> None:
+    example = networks.EXAMPLES["composer_resnet"]
+    found = networks.blocks(example.make(), example.inputs)
+
+    stages = {block.path: block for block in found}
+    assert list(stages) == ["conv1", "maxpool", "layer1", "layer2", "layer3", "layer4", "avgpool", "fc"]
+    shapes = [stages[f"layer{i}"].shape for i in (1, 2, 3, 4)]
+    assert shapes == [(256, 56, 56), (512, 28, 28), (1024, 14, 14), (2048, 7, 7)]
+    assert stages["fc"].parameters == 2048 * 1000 + 1000
+    left_out = 2 * 64  # the normalization after the first convolution
+    assert sum(block.parameters for block in found) + left_out == 25_557_032
+
+
+def test_a_picture_joins_equal_blocks_and_counts_shared_parameters_once() -> None:
+    example = networks.EXAMPLES["create_gpt2"]
+    embeddings, layers, head = networks.blocks(example.make(), example.inputs)
+
+    assert (embeddings.path, embeddings.parameters) == ("transformer.wte", 50_257 * 768)
+    assert (layers.kind, layers.count, layers.shape) == ("GPT2Block", 12, (128, 768))
+    assert (head.path, head.parameters, head.shared) == ("lm_head", 0, True)
+    assert "shared" in networks.picture(example)
 
 
 def test_the_programs_of_the_models_run_as_they_are_shown(names: list[api.PublicName]) -> None:

@@ -128,6 +128,25 @@ def layer_freezing() -> Figure:
     return figure
 
 
+def no_op_model() -> Figure:
+    """Show which parts of a step are left without the model; the widths are an example."""
+    parts = {
+        "batch from the dataloader": (3, BLUE),
+        "callbacks and loop": (1, ORANGE),
+        "model and optimizer": (6, GRAY),
+    }
+    figure, axes = _plot("time of a step: an example", "", height=1.7)
+    for row, kept in (("your model", 3), ("NoOpModel", 2)):
+        start = 0
+        for name, (width, color) in list(parts.items())[:kept]:
+            axes.barh(row, width, left=start, color=color, height=0.6, label=name if kept == len(parts) else None)
+            start += width
+    axes.invert_yaxis()
+    axes.set(xticks=[], xlim=(0, 10))
+    axes.legend(frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncols=3)
+    return figure
+
+
 def seq_length_warmup() -> Figure:
     """Show how long the sequences of the batches are, over a run."""
     batches, length = 100, 128

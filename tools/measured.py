@@ -26,13 +26,28 @@ END = "<!-- end of measured -->\n"
 _HEADING = "## Measured\n"
 _BEFORE = "## When not to use it\n"  # the section that a new one precedes
 _NOT_YET = "Not yet. [composer-evidence](../composer-evidence) measures it, on a task of its own or on yours.\n"
+_WHY_NOT: Mapping[str, str] = {
+    "AugMix": "it changes images one by one on the host, and the images of the tasks are batches on the device",
+    "ChunkedCrossEntropy": "it changes memory, not results: see its cost below",
+    "Distillation": "what it gains is up to the teacher, and the tasks have none",
+    "Factorize": "the networks of the tasks have no layers that are large enough",
+    "FusedLayerNorm": "it changes the time of a step on GPUs, not results, and the ledger is of a CPU",
+    "LowPrecisionGroupNorm": "it acts in mixed precision on GPUs, and the ledger is of a CPU in fp32",
+    "LowPrecisionLayerNorm": "it acts in mixed precision on GPUs, and the ledger is of a CPU in fp32",
+    "NoOpModel": "it trains nothing",
+    "RandAugment": "it changes images one by one on the host, and the images of the tasks are batches on the device",
+    "ScaleSchedule": "it sets the length of a run, and each length has a tuned plain training in the ledger",
+    "ScheduleFree": "the learning rate of plain training decays in each task, and this method needs one that does not",
+    "SequencePacking": "the text of the tasks is one stream, without documents to pack",
+}
 _COLUMNS = ("verdict", "effect at equal steps", "at equal time", "step time", "memory", "n / of plain")
 
 
 def documents(workspace: Workspace, ledger: Ledger) -> Iterator[tuple[Path, str]]:
     """Yield each README with a measured section, and the text of that section.
 
-    A method that could be measured, and was not yet, has a section that says so.
+    A method that could be measured, and was not yet, has a section that says so; one that the tasks cannot judge has
+    one that says why.
 
     Args:
         workspace: The packages.
@@ -41,10 +56,9 @@ def documents(workspace: Workspace, ledger: Ledger) -> Iterator[tuple[Path, str]
     tasks = verdicts([ledger])
     for package in workspace.packages.values():
         for method in package.entry_points.get("composer.algorithms", {}):
-            text = _of_method(method, tasks) or (_NOT_YET if method in METHODS else "")
-            if text:
-                yield package.path / "README.md", text
-                break
+            text = _of_method(method, tasks) or (_NOT_YET if method in METHODS else _without(method))
+            yield package.path / "README.md", text
+            break
     text = _of_gains(tasks)
     if text:
         yield ROOT / "README.md", text
@@ -75,6 +89,12 @@ def _of_method(method: str, tasks: Mapping[tuple[str, str], list[dict[str, Any]]
                 rows.append((task, *cells(entry)[1:]))
                 places.append(_about(task, [entry]))
     return _table(("task", *_COLUMNS), rows) + "\n" + "\n\n".join(places) + "\n" if rows else ""
+
+
+def _without(method: str) -> str:
+    """Return the section of a method that no task can judge."""
+    elsewhere = "[composer-evidence](../composer-evidence) measures methods on your task."
+    return f"Not in the ledger: {_WHY_NOT[method]}. {elsewhere}\n"
 
 
 def _of_gains(tasks: Mapping[tuple[str, str], list[dict[str, Any]]]) -> str:

@@ -256,6 +256,7 @@ PICTURES = {
     "low_precision_layernorm": Picture("composer-low-precision-layernorm", "svg", charts.low_precision_layernorm),
     "mixup": Picture("composer-mixup", "png", mixup),
     "muon": Picture("composer-muon", "svg", charts.muon),
+    "no_op_model": Picture("composer-no-op-model", "svg", charts.no_op_model),
     "progressive_resizing": Picture("composer-progressive-resizing", "png", progressive_resizing),
     "qk_norm": Picture("composer-qk-norm", "svg", charts.qk_norm),
     "randaugment": Picture("composer-randaugment", "png", randaugment),

@@ -11,6 +11,7 @@ from docstring_parser import DocstringStyle, parse
 
 from composer.models import ComposerModel
 from tools import pairs
+from tools.site import networks
 from tools.site.api import PublicName, page_of_module
 from tools.site.examples import with_imports
 from tools.workspace import Package, Workspace
@@ -58,7 +59,9 @@ def page(workspace: Workspace, names: Iterable[PublicName]) -> str:
     parts = [_HEAD, pairs.table(("model", "what it is", "package"), index)]
     for name, _, text in cards:
         reference = references[name]
-        parts.append(f'## {name} {{ id="{name}" }}\n\n{text}')
+        head, _, rest = text.partition("\n\n")
+        drawn = networks.picture(networks.EXAMPLES[name])
+        parts.append(f'## {name} {{ id="{name}" }}\n\n{head}\n\n{drawn}\n\n{rest}')
         parts.append(f"[Reference]({page_of_module(reference.page)}#{reference.definition})\n")
     return "\n".join(parts)
 
