@@ -64,7 +64,7 @@ def test_rows_are_full_and_in_the_order_of_their_documents(lengths: list[int]) -
     assert len(ids) <= max(1, 2 * sum(lengths) // LENGTH)
 
 
-@given(LENGTHS, st.integers(1, LENGTH))
+@given(LENGTHS, st.integers(2, LENGTH))
 def test_long_documents_are_split_into_full_ones_and_a_rest(lengths: list[int], length: int) -> None:
     documents = documents_of(lengths)
     packed = pack_sequences(padded(documents), length, split_long=True)
@@ -145,6 +145,7 @@ def test_a_loader_packs_where_it_collates(workers: int) -> None:
     ("documents", "arguments", "error", "message"),
     [
         ([[1]], {"length": 0}, ValueError, "`length` must be"),
+        ([[1, 2]], {"length": 1, "split_long": True}, ValueError, "`length` must be at least 2.* no next token"),
         ([[1]], {"length": 2.0}, TypeError, "`length` must be"),
         ([[1]], {"pad_token_id": -1}, ValueError, "`pad_token_id` must not be negative"),
         ([[1]], {"first_position": -1}, ValueError, "`first_position` must not be negative"),

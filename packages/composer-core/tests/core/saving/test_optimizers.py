@@ -135,6 +135,16 @@ def test_an_absent_optimizer_is_named_with_what_is_there() -> None:
         make().load_state_dict(saved)
 
 
+def test_an_optimizer_that_only_the_file_has_is_named() -> None:
+    saved = trained(make(lr=0.2)).state_dict()
+    saved["optimizers"]["SGD#2"] = saved["optimizers"]["SGD"]
+    state = make()
+    with pytest.warns(UserWarning, match="has SGD#2 beside the optimizers of this run, SGD. Its state is not used"):
+        state.load_state_dict(saved)
+
+    assert state.optimizers[0].param_groups[0]["lr"] == 0.2
+
+
 def test_two_optimizers_of_one_class_keep_both_states() -> None:
     def two(lr: float) -> State:
         state = State(model=torch.nn.Linear(2, 1))

@@ -74,7 +74,15 @@ def load_optimizers(state: State, saved: dict[str, Any], strict: bool) -> None:
             f"The optimizers are in another order than in the state_dict: {', '.join(here)} instead of "
             f"{', '.join(there)}. Put them in the order of the run that was saved."
         )
-    for (name, optimizer), (outer, _) in zip(bases, named(state.optimizers), strict=True):
+    outers = [name for name, _ in named(state.optimizers)]
+    found = {name if name in saved else outer for (name, _), outer in zip(bases, outers, strict=True)} & saved.keys()
+    if bases and len(found) == len(bases) < len(saved):
+        warnings.warn(
+            f"The state_dict has {', '.join(sorted(saved.keys() - found))} beside the optimizers of this run, "
+            f"{', '.join(sorted(found))}. Its state is not used.",
+            stacklevel=4,
+        )
+    for (name, optimizer), outer in zip(bases, outers, strict=True):
         if name in saved:
             _load_one(state, optimizer, name, saved[name], strict)
         elif outer in saved:

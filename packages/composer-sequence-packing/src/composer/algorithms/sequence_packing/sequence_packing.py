@@ -54,7 +54,7 @@ def pack_sequences(
         documents: A batch, with `input_ids` of shape (N, S) and an `attention_mask` of that shape, which is 0 at
             padding; without it there is no padding. Or a sequence of documents, as a `collate_fn` gets them: each a
             sequence of token ids, or a mapping with `input_ids` and other values for each token.
-        length: The length L of the rows.
+        length: The length L of the rows, at least 2.
         causal: The labels are the next tokens: of each document, the first token has no loss. Without `labels`, they
             are the tokens themselves. If False, labels are packed as they are.
         split_long: Split documents of more than L tokens into documents of L tokens and a rest.
@@ -268,7 +268,7 @@ class SequencePacking(Algorithm):
 
     Raises:
         TypeError: An argument, or at the first batch the batch, has the wrong type.
-        ValueError: `length` is not positive, or another number is negative. At FIT_START, if the model is an
+        ValueError: `length` is below 2, or another number is negative. At FIT_START, if the model is an
             encoder-decoder, uses flash attention, or has a window shorter than L. At the first batch, if documents in
             one row affect each other. At any batch, as in `pack_sequences`.
 
@@ -373,7 +373,7 @@ class _Needs:
 
 
 def _check_arguments(length: Any, split_long: Any, pad_token_id: Any, first_position: Any) -> None:
-    check_integers(length=length, least=1)
+    check_integers("A row of one token has no next token to predict.", length=length, least=2)
     check_integers(pad_token_id=pad_token_id, first_position=first_position, least=0)
     check_flags(split_long=split_long)
 
