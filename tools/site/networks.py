@@ -17,6 +17,7 @@ from composer.models import ComposerClassifier, ComposerModel, HuggingFaceModel
 __all__ = ["EXAMPLES", "Block", "Example", "blocks", "picture"]
 
 _ENOUGH = 6  # blocks; fewer are unfolded
+_LONGEST = 4.5  # length of a bar, in the unit of the style sheet
 
 
 @dataclass(frozen=True)
@@ -109,11 +110,11 @@ def picture(example: Example) -> str:
     lines.append(f"<div><code>input</code><i>{_text(example.inputs)}</i></div>")
     for block in found:
         own = block.parameters * block.count
-        amount = "shared" if block.shared else f"{own:,}"
+        bar = f'<s style="width: {_LONGEST * own / most:.2f}rem"></s>{own:,}' if own else ""
         kind = f"{block.count} x {block.kind}" if block.count > 1 else block.kind
         lines.append(
             f"<div><code>{escape(block.path)}</code><span>{escape(kind)}</span><i>{_text(block.shape)}</i>"
-            f'<u><s style="width: {100 * own / most:.1f}%"></s>{amount}</u></div>'
+            f"<u>{'shared' if block.shared else bar}</u></div>"
         )
     caption = "Each block with the shape of what it returns, and its parameters."
     if sum(block.parameters * block.count for block in found) < total:
