@@ -210,7 +210,7 @@ def make_recipes(task: Task, parser: ArgumentParser, options: Namespace) -> list
     training = _section(type(task.training), options)
     for name in task.algorithms:
         arguments, defaults = _arguments(options, name), _arguments(parser.get_defaults(), name)
-        changed = [key for key in arguments if arguments[key] != defaults[key]]
+        changed = [key for key in arguments if _listed(arguments[key]) != _listed(defaults[key])]
         if changed and name not in options.algorithms:
             raise ValueError(
                 f"`--{name}.{changed[0]}` has no effect, because `{name}` is not among `--algorithms`, which are "
@@ -253,6 +253,11 @@ def _set_help(parser: ArgumentParser, name: str, algorithm: type) -> None:
         group, _, key = action.dest.partition(".")
         if group == name and key in described:
             action.help = described[key]
+
+
+def _listed(value: Any) -> Any:
+    """Return a value with lists in place of tuples, as a YAML file has it."""
+    return [_listed(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
 def _arguments(options: Namespace, name: str) -> Mapping[str, Any]:

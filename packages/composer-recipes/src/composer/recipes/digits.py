@@ -12,10 +12,12 @@ from composer.algorithms.channels_last import ChannelsLast
 from composer.algorithms.ema import EMA
 from composer.algorithms.label_smoothing import LabelSmoothing
 from composer.algorithms.mixup import MixUp
+from composer.algorithms.muon import Muon
 from composer.algorithms.progressive_resizing import ProgressiveResizing
 from composer.algorithms.sam import SAM
+from composer.algorithms.weight_standardization import WeightStandardization
 from composer.models import ComposerClassifier
-from composer.recipes._hparams import SGD, Runs, check_at_least
+from composer.recipes._hparams import AdamW, Runs, check_at_least
 from composer.recipes._images import CLASSIFICATION, Augmentation, ImageSet, check_samples, first
 from composer.recipes._networks import ResNet
 from composer.recipes._task import Task
@@ -105,7 +107,7 @@ TASK = Task(
     ),
     data=Data(),
     network=Network(),
-    training=SGD(epochs=20, lr=1.2),
+    training=AdamW(epochs=20, lr=1e-2),
     metrics=CLASSIFICATION,
     algorithms={
         "blurpool": BlurPool,
@@ -113,10 +115,12 @@ TASK = Task(
         "ema": EMA,
         "label_smoothing": LabelSmoothing,
         "mixup": MixUp,
+        "muon": Muon,
         "progressive_resizing": ProgressiveResizing,
         "sam": SAM,
+        "weight_standardization": WeightStandardization,
     },
-    chosen=("channels_last", "ema", "label_smoothing"),
+    chosen=("channels_last", "ema", "label_smoothing", "muon", "weight_standardization"),
     tuned={"ema": {"half_life": "5ba"}, "label_smoothing": {"smoothing": 0.1}, "mixup": {"alpha": 0.2}},
     runs=Runs(seeds=5, threads=1),  # fast for small images, and independent of the number of cores
 )
