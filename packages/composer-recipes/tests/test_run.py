@@ -108,6 +108,18 @@ def test_the_result_has_the_threads_of_the_runs(tiny: Make, one: Runs) -> None:
     assert outside == torch.get_num_threads()
 
 
+@pytest.mark.parametrize("compiled", ["model", "step"])
+def test_compiled_runs_give_the_same_losses(compiled: Any, tiny: Make, one: Runs) -> None:
+    from torch._dynamo.utils import counters
+
+    eager = run(tiny(), one).runs[0].scores["CrossEntropy"]
+    counters.clear()
+    losses = run(tiny(), replace(one, compile=compiled)).runs[0].scores["CrossEntropy"]
+
+    assert counters["frames"]["ok"] > 0
+    assert losses == pytest.approx(eager, rel=1e-4)  # kernels of the compiler add up in another order
+
+
 def torch_flags() -> tuple[bool | int, ...]:
     cudnn = torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic
     return *cudnn, torch.utils.deterministic.fill_uninitialized_memory, torch.get_num_threads()

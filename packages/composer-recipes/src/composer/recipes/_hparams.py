@@ -105,6 +105,8 @@ class Runs:
         threads: Number of CPU threads. None: torch's default, one per core. It changes the last digits of results.
         eval_interval: Time between evaluations, such as 1ep or 100ba. Evaluations do not count as training time.
         deterministic: Use only deterministic operations: the same seed gives the same numbers. Slower on a GPU.
+        compile: Compile the "model", or the whole "step": the loss with the forward pass, and the optimizer where torch
+            allows it. A short run before the first one compiles, too; what later seeds compile counts as training time.
         progress: Show a progress bar for each training run.
         save_folder: A folder, or the URI of one in a store, to which each run is saved when it is evaluated. The same
             command continues from there if it is interrupted. Runs with other options are saved beside. None: runs are
@@ -118,6 +120,7 @@ class Runs:
     threads: int | None = None
     eval_interval: str = "1ep"
     deterministic: bool = True
+    compile: Literal["model", "step"] | None = None
     progress: bool = True
     save_folder: str | None = None
 

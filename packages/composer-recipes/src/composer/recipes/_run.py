@@ -276,6 +276,8 @@ class _Session:
             precision=settings.precision,
             seed=seed,
             deterministic_mode=settings.deterministic,
+            compile_config=None if settings.compile is None else {},
+            compile_step=settings.compile == "step",
             **saving,
         )
 

@@ -107,7 +107,7 @@ TASK = Task(
     ),
     data=Data(),
     network=Network(),
-    training=AdamW(epochs=20, lr=1e-2),
+    training=AdamW(epochs=20, lr=1.5e-2, weight_decay=1.0),
     metrics=CLASSIFICATION,
     algorithms={
         "blurpool": BlurPool,
