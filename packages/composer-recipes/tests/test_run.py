@@ -108,13 +108,12 @@ def test_the_result_has_the_threads_of_the_runs(tiny: Make, one: Runs) -> None:
     assert outside == torch.get_num_threads()
 
 
-@pytest.mark.parametrize("compiled", ["model", "step"])
-def test_compiled_runs_give_the_same_losses(compiled: Any, tiny: Make, one: Runs) -> None:
+def test_compiled_runs_give_the_same_losses(tiny: Make, one: Runs) -> None:
     from torch._dynamo.utils import counters
 
     eager = run(tiny(), one).runs[0].scores["CrossEntropy"]
     counters.clear()
-    losses = run(tiny(), replace(one, compile=compiled)).runs[0].scores["CrossEntropy"]
+    losses = run(tiny(), replace(one, compile="step")).runs[0].scores["CrossEntropy"]
 
     assert counters["frames"]["ok"] > 0
     assert losses == pytest.approx(eager, rel=1e-4)  # kernels of the compiler add up in another order
