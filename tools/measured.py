@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from composer.evidence.ledger import PUBLISHED, Ledger
-from composer.evidence.methods import METHODS
 from composer.evidence.page import cells, conditions, verdicts
 from composer.evidence.study import AA
 from composer.evidence.task import load_task
@@ -28,10 +27,13 @@ _BEFORE = "## When not to use it\n"  # the section that a new one precedes
 _NOT_YET = "Not yet. [composer-evidence](../composer-evidence) measures it, on a task of its own or on yours.\n"
 _WHY_NOT: Mapping[str, str] = {
     "AugMix": "it changes images one by one on the host, and the images of the tasks are batches on the device",
+    "BatchSizeWarmup": "the loaders of the tasks make batches of one size",
+    "ChannelsLast": "it changes the time of a step, and is part of plain training in all tasks with images",
     "ChunkedCrossEntropy": "it changes memory, not results: see its cost below",
     "Distillation": "what it gains is up to the teacher, and the tasks have none",
     "Factorize": "the networks of the tasks have no layers that are large enough",
     "FusedLayerNorm": "it changes the time of a step on GPUs, not results, and the ledger is of a CPU",
+    "GyroDropout": "the networks of the tasks have no dropout",
     "LowPrecisionGroupNorm": "it acts in mixed precision on GPUs, and the ledger is of a CPU in fp32",
     "LowPrecisionLayerNorm": "it acts in mixed precision on GPUs, and the ledger is of a CPU in fp32",
     "NoOpModel": "it trains nothing",
@@ -39,6 +41,7 @@ _WHY_NOT: Mapping[str, str] = {
     "ScaleSchedule": "it sets the length of a run, and each length has a tuned plain training in the ledger",
     "ScheduleFree": "the learning rate of plain training decays in each task, and this method needs one that does not",
     "SequencePacking": "the text of the tasks is one stream, without documents to pack",
+    "StochasticDepth": "it takes the blocks of ResNet-50, which the networks of the tasks do not have",
 }
 _COLUMNS = ("verdict", "effect at equal steps", "at equal time", "step time", "memory", "n / of plain")
 
@@ -56,7 +59,7 @@ def documents(workspace: Workspace, ledger: Ledger) -> Iterator[tuple[Path, str]
     tasks = verdicts([ledger])
     for package in workspace.packages.values():
         for method in package.entry_points.get("composer.algorithms", {}):
-            text = _of_method(method, tasks) or (_NOT_YET if method in METHODS else _without(method))
+            text = _of_method(method, tasks) or (_without(method) if method in _WHY_NOT else _NOT_YET)
             yield package.path / "README.md", text
             break
     text = _of_gains(tasks)

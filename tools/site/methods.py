@@ -39,8 +39,8 @@ are part of the table.
   effects show.
 - **at equal time**: against plain training that is as long as the method takes; "at most" where plain was not run as
   long.
-- **n / of plain**: runs of the method and of plain training. The two gains stand beside fresh runs of plain, so its
-  mean there differs a little from that in the table's head.
+- **n / of plain**: runs of the method and of plain training. Gains stand beside fresh runs of plain, so its mean there
+  differs a little from that in the table's head.
 - **A/A** compares plain training with itself: what chance alone looks like.
 """
 _COLUMNS = ("method", "verdict", "effect, 95 % interval", "at equal time", "step time", "memory", "n / of plain")
