@@ -9,11 +9,16 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from composer import Callback, State, Trainer
+from composer import Callback, DataSpec, State, Trainer
 from composer.algorithms import BatchSizeWarmup
 from composer.loggers import Logger
 from composer.models import ComposerClassifier
-from composer.optim import LinearScheduler
+from composer.optim import (
+    CosineAnnealingWithWarmupScheduler,
+    LinearScheduler,
+    MultiStepScheduler,
+    WarmupStableDecayScheduler,
+)
 from composer.testing import deep_compare, run_on_ranks
 from composer.utils import dist
 
@@ -45,16 +50,16 @@ def run(*algorithms: Any, microbatch_size: int | None = None, shards: int = 1, *
     torch.manual_seed(1)
     model = ComposerClassifier(torch.nn.Linear(6, 3).double(), num_classes=3)
     steps = Steps()
+    loader = DataLoader(dataset, batch_size=FINAL // shards, sampler=sampler)
     trainer = Trainer(
         model=model,
-        train_dataloader=DataLoader(dataset, batch_size=FINAL // shards, sampler=sampler),
         optimizers=torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
         algorithms=list(algorithms),
         callbacks=[steps],
         device_train_microbatch_size=microbatch_size,
         progress_bar=False,
         device="cpu",
-        **{"max_duration": "2ep", "schedulers": LinearScheduler(), **arguments},
+        **{"max_duration": "2ep", "schedulers": LinearScheduler(), "train_dataloader": loader, **arguments},
     )
     trainer.fit()
     return trainer, steps
@@ -73,12 +78,34 @@ def test_batches_grow_and_every_sample_is_trained_once_per_epoch() -> None:
 
 
 @pytest.mark.parametrize("max_duration", ["128sp", "2ep"])
-def test_a_schedule_of_samples_is_the_same_function_of_the_samples(max_duration: str) -> None:
-    _, plain = run(max_duration=max_duration, schedulers=LinearScheduler(t_max="128sp"))
-    _, grown = run(
-        BatchSizeWarmup(4, duration="64sp"), max_duration=max_duration, schedulers=LinearScheduler(t_max="128sp")
-    )
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        LinearScheduler(t_max="128sp"),
+        LinearScheduler(),
+        LinearScheduler(t_max="2ep"),
+        CosineAnnealingWithWarmupScheduler("0.25dur"),
+        MultiStepScheduler(["1ep", "96sp"]),
+        WarmupStableDecayScheduler("0.125dur", t_decay="0.5dur"),
+    ],
+)
+def test_a_schedule_of_samples_or_epochs_is_the_same_function_of_the_samples(max_duration: str, schedule: Any) -> None:
+    _, plain = run(max_duration=max_duration, schedulers=schedule)
+    _, grown = run(BatchSizeWarmup(4, duration="64sp"), max_duration=max_duration, schedulers=schedule)
 
+    common = plain.rates.keys() & grown.rates.keys()
+    assert len(common) >= 6
+    assert {key: plain.rates[key] for key in common} == {key: grown.rates[key] for key in common}
+
+
+def test_a_schedule_in_a_run_of_tokens_is_the_same_function_of_the_tokens() -> None:
+    def run_tokens(*algorithms: Any) -> Steps:
+        dataset = TensorDataset(torch.ones(SAMPLES, 6, dtype=torch.float64), torch.zeros(SAMPLES, dtype=torch.int64))
+        loader = DataLoader(dataset, batch_size=FINAL)
+        spec = DataSpec(loader, get_num_tokens_in_batch=lambda batch: 6 * len(batch[1]))
+        return run(*algorithms, train_dataloader=spec, max_duration="768tok")[1]
+
+    plain, grown = run_tokens(), run_tokens(BatchSizeWarmup(4, duration="64sp"))
     common = plain.rates.keys() & grown.rates.keys()
     assert len(common) >= 6
     assert {key: plain.rates[key] for key in common} == {key: grown.rates[key] for key in common}

@@ -690,3 +690,26 @@ def test_a_step_that_the_loop_makes_itself_is_told() -> None:
                 run.step()
             break
         run.step()
+
+
+@pytest.mark.parametrize("duration", ["10ba", "40sp"])
+@pytest.mark.parametrize("kind", ["exhausted", "empty"])
+def test_a_run_whose_loader_yields_nothing_more_ends_with_an_error(duration: str, kind: str) -> None:
+    loader: Any = iter(batches()) if kind == "exhausted" else []
+    with pytest.raises(RuntimeError, match=f"yielded no batch in epoch .*`max_duration` '{duration}' would never"):
+        train(make(dataloader=loader, max_duration=duration))
+
+
+def test_an_epoch_without_batches_warns_in_a_run_of_epochs() -> None:
+    with pytest.warns(UserWarning, match="no batch in epoch 1, although it had yielded 4 before: it can be iterated"):
+        train(make(dataloader=iter(batches())))
+
+
+def test_a_data_set_is_not_a_loader() -> None:
+    with pytest.raises(TypeError, match="`dataloader` must be an iterable of batches, got a TensorDataset"):
+        make(dataloader=TensorDataset(torch.zeros(4, 5), torch.zeros(4)))
+
+
+def test_schedules_of_composer_must_be_compiled_first() -> None:
+    with pytest.raises(TypeError, match=r"`schedulers` must have a method `step`.*compile_composer_scheduler"):
+        make(schedulers=lambda state, ssr=1.0: 1.0)

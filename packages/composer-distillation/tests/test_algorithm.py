@@ -135,3 +135,24 @@ def test_wrong_arguments_are_refused(arguments: dict[str, Any], error: type[Exce
 def test_a_teacher_of_other_classes_is_refused() -> None:
     with pytest.raises(ValueError, match="The teacher needs the same classes in the same order"):
         at_backward(Distillation(SimpleConvModel(num_classes=3)), torch.randn(4, 2), (X, Y), torch.tensor(0.0))
+
+
+def test_a_teacher_in_training_mode_predicts_as_in_evaluation() -> None:
+    teacher = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.BatchNorm1d(3 * 16 * 16), torch.nn.Linear(768, 2))
+    algorithm = Distillation(teacher, weight=1.0)
+    expected, mean = compute_distillation_loss(torch.ones(4, 2), teacher(X)), teacher[1].running_mean.clone()
+    teacher.train()
+
+    state = at_backward(algorithm, torch.ones(4, 2), (X, Y), torch.tensor(2.0))
+
+    torch.testing.assert_close(state.loss, expected.detach())
+    assert torch.equal(mean, teacher[1].running_mean)
+    assert not any(module.training for module in teacher.modules())
+
+
+def test_a_teacher_that_is_a_part_of_the_model_is_refused() -> None:
+    model = SimpleConvModel()
+    for teacher in (model, next(model.children())):
+        state = State(model=model, max_duration="1ep", dataloader=[0], algorithms=Distillation(teacher))
+        with pytest.raises(ValueError, match=r"`teacher` must not share parameters with the model.*copy\.deepcopy"):
+            Engine(state, Logger(state)).run_event(Event.FIT_START)

@@ -82,3 +82,21 @@ def test_metrics_get_logits_and_labels() -> None:
     metrics = MulticlassAccuracy(num_classes=2, average="micro")
     trainer = trained(BertForSequenceClassification(config), batches, metrics=metrics, eval_dataloader=batches)
     assert trainer.state.eval_metric_values["MulticlassAccuracy"] in (0.25, 0.75)  # all examples have the same inputs
+
+
+def test_without_metrics_an_evaluation_has_the_mean_loss_over_all_labels() -> None:
+    first, second = texts()
+    first = {**first, "labels": first["labels"].masked_fill(torch.arange(8) > 4, -100)}
+    second = {name: value[:1] for name, value in second.items()}
+    trainer = trained(gpt2(), eval_dataloader=[first, second])
+
+    network = trainer.state.model.model.eval()
+    with torch.no_grad():
+        losses = [network(**batch).loss for batch in (first, second)]
+    expected = (losses[0] * 4 * 4 + losses[1] * 7) / (4 * 4 + 7)  # labels, but for the first token of each text
+    torch.testing.assert_close(trainer.state.eval_metric_values["Loss"], expected)
+
+
+def test_without_labels_there_is_no_loss_to_evaluate() -> None:
+    trainer = trained(gpt2(), eval_dataloader=[{"input_ids": texts()[0]["input_ids"]}])
+    assert trainer.state.eval_metric_values["Loss"].isnan()

@@ -107,6 +107,21 @@ def test_an_optimizer_that_loses_all_parameters_is_dropped() -> None:
     assert [MuonOptimizer, torch.optim.Adam] == [type(optimizer) for optimizer in state.optimizers]
 
 
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch.optim.Muon needs torch 2.9")
+def test_a_muon_of_torch_is_named() -> None:
+    model = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 16), nn.Linear(16, 4))
+    state = State(model=model, optimizers=torch.optim.Muon([model[1].weight]), max_duration="1ep", algorithms=Muon())
+    with pytest.raises(ValueError, match=r"Muon trains matrices of the model already\. Leave out one"):
+        Engine(state).run_event(Event.INIT)
+
+
+def test_the_pair_has_the_settings_of_its_authors() -> None:
+    muon, adamw = build_muon(nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 16), nn.Linear(16, 4)))
+    settings = {name: adamw.param_groups[0][name] for name in ("lr", "betas", "eps", "weight_decay")}
+    assert settings == {"lr": 1e-3, "betas": (0.9, 0.95), "eps": 1e-10, "weight_decay": 0.1}
+    assert (muon.param_groups[0]["momentum"], muon.param_groups[0]["steps"]) == (0.95, 5)
+
+
 def test_optimizers_of_build_muon_are_left() -> None:
     model = make_model()
     pair = list(build_muon(model, lr=1e-3))

@@ -310,3 +310,12 @@ def test_one_of_several_gpus_in_several_processes(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ValueError, match="`device` must be 'gpu' in a run of several processes"):
         get_device("cuda:1")
+
+
+def test_a_tensor_alone_gets_a_hint_that_keeps_its_examples() -> None:
+    model, batch = ModuleWithLoss(torch.nn.Linear(3, 3), F.mse_loss), torch.zeros(4, 3)
+    with pytest.raises(ValueError, match="`target_key=lambda batch: batch`, if the targets are the inputs"):
+        model.loss(model(batch), batch)
+
+    model = ModuleWithLoss(torch.nn.Linear(3, 3), F.mse_loss, target_key=lambda batch: batch)
+    assert model.loss(model(batch), batch).dim() == 0

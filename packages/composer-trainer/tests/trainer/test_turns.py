@@ -278,3 +278,13 @@ def test_two_ranks_equal_one_process(config: Any) -> None:
 
     for results in run_on_ranks(train_on_ranks, 2, config):
         assert gap(expected, results) < 1e-12
+
+
+def test_one_optimizer_cannot_take_turns() -> None:
+    gan = GAN()
+    with pytest.raises(
+        ValueError, match="`optimizers` must be at least two of GAN, whose `begin_turn` is called for each"
+    ):
+        Trainer(
+            model=gan, optimizers=torch.optim.SGD(gan.parameters(), lr=0.1), train_dataloader=data(), max_duration="1ep"
+        )

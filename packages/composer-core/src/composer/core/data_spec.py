@@ -8,19 +8,23 @@ import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from numbers import Number
-from typing import Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 from torch.utils.data.distributed import DistributedSampler
 
+from composer.core.time import TimeUnit
 from composer.core.types import Batch
 from composer.utils import dist
 from composer.utils.batch_helpers import fields_of, is_batch_dataclass, with_fields
 from composer.utils.numbers import plain_int, plain_number
 
-__all__ = ["DataSpec", "default_split_batch", "ensure_data_spec"]
+if TYPE_CHECKING:
+    from composer.core.state import State
+
+__all__ = ["DataSpec", "check_yields_batches", "default_split_batch", "ensure_data_spec", "report_empty_epoch"]
 
 
 _PRIMITIVES = (bool, int, float, str)
@@ -69,7 +73,7 @@ class DataSpec:
         get_num_samples_in_batch: Callable[[Batch], SupportsIndex | float] | None = None,
         get_num_tokens_in_batch: Callable[[Batch], SupportsIndex | Mapping[str, SupportsIndex]] | None = None,
     ) -> None:
-        _check_yields_batches("dataloader", dataloader)
+        check_yields_batches("dataloader", dataloader)
         _check_callable("batch_transforms", batch_transforms)
         _check_callable("microbatch_transforms", microbatch_transforms)
         _check_callable("split_batch", split_batch)
@@ -164,7 +168,7 @@ def ensure_data_spec(dataloader: DataSpec | Iterable[Batch] | dict[str, Any], ar
     if isinstance(dataloader, DataSpec):
         return dataloader
     if not isinstance(dataloader, dict):
-        _check_yields_batches(argument, dataloader)
+        check_yields_batches(argument, dataloader)
         if isinstance(dataloader, (list, tuple)):
             _check_batches(argument, dataloader)
         return DataSpec(dataloader)
@@ -176,8 +180,30 @@ def ensure_data_spec(dataloader: DataSpec | Iterable[Batch] | dict[str, Any], ar
             f"`{argument}` must be an iterable of batches, a `DataSpec`, or a dict of its arguments with 'dataloader', "
             f"got a dict with the keys {keys}. {_WRAP}"
         )
-    _check_yields_batches(argument, dataloader["dataloader"])
+    check_yields_batches(argument, dataloader["dataloader"])
     return DataSpec(**dataloader)
+
+
+def report_empty_epoch(state: State, yielded: int) -> None:
+    """Warn that an epoch had no batches.
+
+    Args:
+        state: The state of the run.
+        yielded: The batches that its training loader had yielded before.
+
+    Raises:
+        RuntimeError: The run is not counted in epochs, so it would never end.
+    """
+    limit, now = state.max_duration, state.timestamp
+    before = f", although it had yielded {yielded} before: it can be iterated only once" if yielded else ""
+    text = f"The training loader yielded no batch in epoch {now.epochs}{before}"
+    advice = "Pass a `DataLoader`, a list, or another iterable that can be iterated repeatedly."
+    if limit is not None and limit.unit is not TimeUnit.EPOCH:
+        raise RuntimeError(f"{text}, so `max_duration` {str(limit)!r} would never be reached. {advice}")
+    warnings.warn(
+        f"{text}. No batches were trained for global rank {dist.get_global_rank()} in this epoch. {advice}",
+        stacklevel=3,
+    )
 
 
 _WRAP = (
@@ -186,8 +212,16 @@ _WRAP = (
 )
 
 
-def _check_yields_batches(argument: str, dataloader: Any) -> None:
-    """Check that a value is iterable and that its items can be batches."""
+def check_yields_batches(argument: str, dataloader: Any) -> None:
+    """Check that a value is iterable and that its items can be batches.
+
+    Args:
+        argument: The name of the argument, for the message.
+        dataloader: The value.
+
+    Raises:
+        TypeError: It is not.
+    """
     kind = type(dataloader)
     if isinstance(dataloader, type):
         got, hint = f"the class `{dataloader.__name__}`", f"Pass `{dataloader.__name__}(...)`."

@@ -15,7 +15,7 @@ import torch
 
 from composer.core.algorithm import Algorithm, declared_events, declared_placement
 from composer.core.callback import Callback
-from composer.core.data_spec import DataSpec
+from composer.core.data_spec import DataSpec, check_yields_batches, report_empty_epoch
 from composer.core.deferred_value import DeferredValue
 from composer.core.effects import CHANGES_BATCH_SIZE, PHRASES, SWAPS_WEIGHTS, Placement
 from composer.core.engine import Engine, Plan
@@ -112,7 +112,8 @@ class HostedRun:
         replay_index: While a pass is repeated, its index in the step; otherwise None.
 
     Raises:
-        TypeError: `model` is not a module, `forward` or `loss` is not callable, or a callback is none.
+        TypeError: `model` is not a module, `forward` or `loss` is not callable, a callback is none, a scheduler has no
+            `step`, or `dataloader` yields samples.
         ValueError: `accumulate` is below 1, `forward` is given without `loss`, or an optimizer shares parameters with
             another.
         ConflictError: The host does not support an algorithm, or two algorithms exclude each other.
@@ -164,6 +165,12 @@ class HostedRun:
             if not isinstance(each, Callback):
                 hint = " Pass it in `algorithms`." if isinstance(each, Algorithm) else ""
                 raise TypeError(f"`callbacks` must be callbacks of composer, got {type(each).__name__}.{hint}")
+        for each in ensure_tuple(schedulers):
+            if not hasattr(each, "step"):
+                raise TypeError(
+                    f"`schedulers` must have a method `step`, got {each!r}. For a schedule of `composer.optim` pass "
+                    f"none, and add `run.state.schedulers = compile_composer_scheduler(schedule, run.state)`."
+                )
         self._saver = _Saver()
         self.state = state = State(
             model=_with_loss(model, forward, loss),
@@ -192,6 +199,7 @@ class HostedRun:
         self._backward: Callable[[torch.Tensor], object] | None = None
         self._outer: tuple[Any, ...] = ()  # the loader and the batch to restore after an evaluation
         self._lap_start = time.perf_counter()
+        self._first_batch = 0  # of this call of `begin_fit`
         self._clear()
 
     def _clear(self) -> None:
@@ -334,6 +342,7 @@ class HostedRun:
         self.replays = any(needs_closure(optimizer) for optimizer in self.state.optimizers)
         self._is_distributed = dist.get_world_size() > 1
         self._stepped = None
+        self._first_batch = self.state.timestamp.batches
         self._phase = _FIT
         self._clear()
 
@@ -368,8 +377,12 @@ class HostedRun:
         iteration ends with the loader, or when the run is over.
 
         Raises:
-            RuntimeError: Training has not begun, or a batch was not trained.
+            RuntimeError: Training has not begun, or a batch was not trained; or the loader yields nothing, so that the
+                run would never end.
             ValueError: The batches of a step have no samples.
+
+        Warns:
+            UserWarning: The loader yields nothing in an epoch.
         """
         state, spec = self.state, self._spec
         self.begin_epoch()
@@ -390,8 +403,7 @@ class HostedRun:
                 if batch is not _END:
                     group.append(self.after_dataloader(spec.batch_transforms(batch)))
             if not group:
-                self.end_epoch()
-                return
+                break
             dispatch = self.engine.dispatch
             if len(group) == 1 and not (dispatch.after_dataloader or dispatch.batch_start):
                 counts = [self._samples]
@@ -406,9 +418,12 @@ class HostedRun:
             for batch in group:
                 yield spec.microbatch_transforms(state.device.batch_to_device(batch))
             self._require("the iteration of `epoch`", _EPOCH, hint="Call `loss`, `backward` and `step` for each batch.")
-        length = None if state.dataloader_len is None else state.dataloader_len.value
-        if length is not None and state.timestamp.batches_in_epoch >= length:
-            self.end_epoch()
+        else:  # the run is over, maybe in the middle of an epoch
+            if length is None or state.timestamp.batches_in_epoch < length:
+                return
+        if not state.timestamp.batches_in_epoch:
+            report_empty_epoch(state, state.timestamp.batches - self._first_batch)
+        self.end_epoch()
 
     def _iterate(self, done: int) -> Iterator[Any]:
         """Start the loader, without the batches that are done, for which no random numbers of training are drawn."""
@@ -1022,6 +1037,7 @@ class HostedRun:
             return
         if isinstance(dataloader, DataSpec):
             self._spec, dataloader = dataloader, dataloader.dataloader
+        check_yields_batches("dataloader", dataloader)
         state.train_dataloader = dataloader
         state.set_dataloader(dataloader, "train")
         if state.dataloader_len is not None:

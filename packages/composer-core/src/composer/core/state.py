@@ -97,6 +97,8 @@ class State(Serializable):
         load_path: The checkpoint that the Trainer loaded; None if it loaded none.
         train_data_spec: How the Trainer splits, counts and transforms the batches of `train_dataloader`; None in a loop
             of one's own, where they are used as they are.
+        samples_per_epoch: The samples of an epoch while the batch size changes, so that schedules count epochs in
+            samples; None: in batches.
         profiler: Records when events, algorithms and callbacks start and end, such as a `composer.profiler.Profiler`;
             None records nothing, at no cost.
         fsdp_enabled: True if the model is sharded over ranks. `fsdp_config`, `tp_config` and `device_mesh` then hold
@@ -114,6 +116,7 @@ class State(Serializable):
 
     load_path: str | None = None
     train_data_spec: DataSpec | None = None
+    samples_per_epoch: int | None = None
     # Set by the code that shards the model.
     data_rank: int | None = None
     fsdp_enabled: bool = False

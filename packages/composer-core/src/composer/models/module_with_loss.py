@@ -16,7 +16,7 @@ from composer.core.types import Batch
 from composer.models.base import ComposerModel
 from composer.utils.batch_helpers import batch_get, fields_of, is_batch_dataclass
 
-__all__ = ["ModuleWithLoss", "as_composer_model", "index_metrics"]
+__all__ = ["ModuleWithLoss", "as_composer_model", "index_metrics", "name_of_given"]
 
 _TARGETS = ("labels", "label", "targets", "target")  # of batches with named parts
 _PREFIX, _LOSS = "module.", "loss_fn."
@@ -323,9 +323,12 @@ def _pair(batch: Any, least: int = 2) -> Sequence[Any]:
     """Return a batch of inputs and targets; with `least=1` also one of inputs only."""
     if not isinstance(batch, (tuple, list)) or not least <= len(batch) <= 2:
         got = type(batch).__name__ + (f" of {len(batch)} parts" if isinstance(batch, (tuple, list)) else "")
+        hint = "`input_key=0, target_key=2`, or functions of the batch"
+        if isinstance(batch, torch.Tensor):  # a number would choose one of its examples
+            hint = "`target_key=lambda batch: batch`, if the targets are the inputs"
         raise ValueError(
             f"`input_key` and `target_key` must be given for batches that are not pairs of inputs and targets, got a "
-            f"{got}. Pass for example `input_key=0, target_key=2`, or functions of the batch."
+            f"{got}. Pass for example {hint}."
         )
     return batch
 
@@ -389,6 +392,16 @@ def index_metrics() -> tuple[type, ...]:
 _WRAPPERS = (
     "composer.model_wrappers"  # entry points: `wrapper(module, metrics=...)` by the package of the module's class
 )
+
+
+def name_of_given(model: torch.nn.Module) -> str:
+    """Return the class of the module that the user has passed, for messages: without `ModuleWithLoss` around it.
+
+    Example:
+        >>> name_of_given(ModuleWithLoss(torch.nn.Linear(3, 2), torch.nn.functional.cross_entropy))
+        'Linear'
+    """
+    return type(model.module if isinstance(model, ModuleWithLoss) else model).__name__
 
 
 def as_composer_model(

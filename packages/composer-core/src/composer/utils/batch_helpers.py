@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-__all__ = ["batch_get", "batch_set", "check_pair", "fields_of", "is_batch_dataclass", "with_fields"]
+__all__ = ["BatchKeyError", "batch_get", "batch_set", "check_pair", "fields_of", "is_batch_dataclass", "with_fields"]
 
 _BUILTIN = (dict, list, tuple)  # exactly these types have no attributes except methods
 _MISS = (KeyError, IndexError, TypeError)
@@ -133,7 +133,7 @@ def check_pair(batch: Any, owner: str) -> None:
     )
 
 
-class _BatchKeyError(KeyError):
+class BatchKeyError(KeyError):
     """A KeyError whose message is printed without quotes."""
 
     def __str__(self) -> str:
@@ -144,7 +144,7 @@ def _missing(batch: Any, key: Any, error: Exception) -> Exception:
     """Return an error for a missing key that lists the existing keys."""
     if isinstance(batch, Mapping):
         keys = list(batch) or ["x", "y"]
-        return _BatchKeyError(
+        return BatchKeyError(
             f"The batch is a {type(batch).__name__} with the keys {_listed(batch)}, and has no {key!r}. Pass the "
             f"keys to use, for example `input_key={keys[0]!r}` and `target_key={keys[-1]!r}`."
         )

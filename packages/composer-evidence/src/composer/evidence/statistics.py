@@ -281,8 +281,11 @@ class Crossing:
             low: The lower end of its interval, which widens that of the crossing.
             high: The upper end.
         """
-        pairs = (self.ratio, ratio), (self.low, low), (self.high, high)
-        return Crossing(*(None if steps is None else steps * time for steps, time in pairs), at_most=self.at_most)
+
+        def times(steps: float | None, factor: float) -> float | None:
+            return None if steps is None else steps * factor
+
+        return Crossing(times(self.ratio, ratio), times(self.low, low), times(self.high, high), self.at_most)
 
 
 def at_equal_time(

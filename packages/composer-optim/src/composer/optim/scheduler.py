@@ -694,7 +694,8 @@ def _convert_time(time: str | Time[Any], state: State, ssr: float = 1.0) -> Time
     """Scale a time by `ssr` and convert it to a unit that changes with every batch, so never to epochs or seconds.
 
     A duration is a fraction of `state.max_duration`, which the Trainer has scaled already, so `ssr` is not applied to
-    it. Epochs become batches. In a run measured in seconds, durations do not change and seconds become durations.
+    it. Epochs become batches, or samples while the batch size changes (`state.samples_per_epoch`). In a run measured in
+    seconds, durations do not change and seconds become durations.
 
     Args:
         time: A `Time` or a time string.
@@ -728,7 +729,8 @@ def _converted(time: Time[Any], state: State, ssr: float) -> tuple[float, TimeUn
         if end.unit is TimeUnit.SECOND:
             return value, unit
         if end.unit is TimeUnit.EPOCH:
-            return int(value * _batches_per_epoch(time, state) * end.value), TimeUnit.BATCH
+            length, unit = _length_of_epoch(time, state)
+            return int(value * length * end.value), unit
         return int(value * end.value), end.unit
     if unit is TimeUnit.ITERATION and state._iteration_length is None:
         raise ValueError(
@@ -736,18 +738,22 @@ def _converted(time: Time[Any], state: State, ssr: float) -> tuple[float, TimeUn
             f"'ba', 'sp', 'tok' or 'dur'."
         )
     if unit is TimeUnit.EPOCH:
-        value, unit = value * _batches_per_epoch(time, state), TimeUnit.BATCH
+        length, unit = _length_of_epoch(time, state)
+        value *= length
     return int(value * ssr), unit
 
 
-def _batches_per_epoch(time: Time[Any], state: State) -> int:
+def _length_of_epoch(time: Time[Any], state: State) -> tuple[int, TimeUnit]:
+    """Return the length of an epoch in batches, or in samples while the batch size changes."""
+    if state.samples_per_epoch is not None:
+        return state.samples_per_epoch, TimeUnit.SAMPLE
     length = state._dataloader_len
     if length is None:
         raise RuntimeError(
             f"The number of batches in an epoch must be known to convert {time!r} to batches. "
             f"Use a train dataloader with a length, or write the time in batches, samples or tokens."
         )
-    return length
+    return length, TimeUnit.BATCH
 
 
 def _clock(state: State, unit: TimeUnit) -> Callable[[], float]:
@@ -786,8 +792,11 @@ def _positive(time: Time[Any], name: str, given: Time[Any]) -> float:
 def _end_of_run(state: State, unit: TimeUnit) -> Time[Any] | None:
     """Return the length of the run, in `unit` if it can be converted; None if it is unknown."""
     end = state.max_duration
-    if end is not None and end.unit is TimeUnit.EPOCH and unit is TimeUnit.BATCH and state.dataloader_len is not None:
-        return Time(end.value * int(state.dataloader_len), TimeUnit.BATCH)
+    if end is not None and end.unit is TimeUnit.EPOCH:
+        if unit is TimeUnit.SAMPLE and state.samples_per_epoch is not None:
+            return Time(end.value * state.samples_per_epoch, TimeUnit.SAMPLE)
+        if unit is TimeUnit.BATCH and state.dataloader_len is not None:
+            return Time(end.value * int(state.dataloader_len), TimeUnit.BATCH)
     if end is not None and end.unit is TimeUnit.SECOND and unit is TimeUnit.DURATION:
         return Time(1.0, TimeUnit.DURATION)
     return end
@@ -903,7 +912,8 @@ class _CompiledSchedule(LambdaLR):
 
     def _bind(self) -> None:
         """Convert the times of the schedule, for the present length of the run and of its epochs."""
-        self._end, self._length = self._state.max_duration, self._state._dataloader_len
+        state = self._state
+        self._end, self._length, self._samples = state.max_duration, state._dataloader_len, state.samples_per_epoch
         self._evaluate = _bind(self.schedule, self._state, self._ssr)
 
     def _factor(self) -> Any:
@@ -914,7 +924,8 @@ class _CompiledSchedule(LambdaLR):
             TypeError: The factor is not a number.
         """
         state = self._state
-        if state.max_duration is not self._end or state._dataloader_len != self._length:
+        changed = state._dataloader_len != self._length or state.samples_per_epoch != self._samples
+        if changed or state.max_duration is not self._end:
             self._bind()
         factor = self._evaluate()
         if type(factor) is float and 0.0 <= factor < math.inf:  # at once: the usual case, in every step
@@ -957,7 +968,7 @@ class _CompiledSchedule(LambdaLR):
         return {key: value for key, value in super().state_dict().items() if key not in _UNSAVED}
 
 
-_UNSAVED = {"schedule", "_state", "_ssr", "_end", "_length", "_evaluate"}
+_UNSAVED = {"schedule", "_state", "_ssr", "_end", "_length", "_samples", "_evaluate"}
 
 
 def _bind(scheduler: Callable[..., float], state: State, ssr: float) -> Callable[[], float]:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from composer.core import DataSpec, Engine, Event, State, TimeUnit
+from composer.core.data_spec import report_empty_epoch
 from composer.loggers import DeferredValue, Logger
 from composer.trainer.evaluation import Evaluation
 from composer.trainer.ranks import SingleProcess, set_epoch
@@ -181,7 +182,7 @@ class FitLoop:
                 self.position.pause()
                 break
         if state.timestamp.batches == start.batches and start.batches_in_epoch == 0 and not self._stopped_elsewhere:
-            self._nothing_trained()
+            report_empty_epoch(state, state.timestamp.batches - self._first_batch)
         if not (stopped or self._stopped_elsewhere) or self.position.ends_at == state.timestamp.batches_in_epoch:
             self._end_epoch()
 
@@ -362,20 +363,6 @@ class FitLoop:
         if now.tokens > 0:
             self.logger.log_metrics({"time/token": now.tokens})
             self.logger.log_metrics({"time/token_in_epoch": now.tokens_in_epoch})
-
-    def _nothing_trained(self) -> None:
-        """Warn that an epoch had no batches; raise if the run could never end."""
-        limit, now = self.state.max_duration, self.state.timestamp
-        yielded = now.batches - self._first_batch
-        before = f", although it had yielded {yielded} before: it can be iterated only once" if yielded else ""
-        text = f"The training loader yielded no batch in epoch {now.epochs}{before}"
-        advice = "Pass a `DataLoader`, a list, or another iterable that can be iterated repeatedly."
-        if limit is not None and limit.unit is not TimeUnit.EPOCH:
-            raise RuntimeError(f"{text}, so `max_duration` {str(limit)!r} would never be reached. {advice}")
-        warnings.warn(
-            f"{text}. No batches were trained for global rank {dist.get_global_rank()} in this epoch. {advice}",
-            stacklevel=2,
-        )
 
 
 _END = object()

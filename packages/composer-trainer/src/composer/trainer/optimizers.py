@@ -27,6 +27,7 @@ from composer.core import (
     State,
 )
 from composer.loggers import Logger
+from composer.models.module_with_loss import name_of_given
 from composer.optim import DecoupledSGDW
 from composer.trainer.options import check_distinct, described
 from composer.utils import ensure_tuple, needs_closure
@@ -158,17 +159,23 @@ def check_turns(model: torch.nn.Module, given: Any, optimizers: Sequence[torch.o
         optimizers: The run's optimizers, after algorithms may have changed them.
 
     Raises:
-        ValueError: An algorithm has changed their number, or one runs the forward and backward pass itself.
+        ValueError: There are fewer than two, an algorithm has changed their number, or one runs the forward and
+            backward pass itself.
     """
     if not hasattr(model, "begin_turn"):
         return
-    expected = max(len(ensure_tuple(given)), 1)
-    what = f"of {type(model).__name__}, whose `begin_turn` is called for each"
+    expected = len(ensure_tuple(given))
+    what = f"of {name_of_given(model)}, whose `begin_turn` is called for each"
+    if expected < 2:
+        raise ValueError(
+            f"`optimizers` must be at least two {what}: with one of them, only one turn is ever taken. Pass one for "
+            f"each network, in the order of the turns."
+        )
     if len(optimizers) != expected:
         raise ValueError(
             f"`algorithms` must leave the {expected} optimizers {what}, but they made {len(optimizers)}: "
             f"{', '.join(type(optimizer).__name__ for optimizer in optimizers)}. Leave that algorithm out, or make its "
-            f"optimizers yourself and pass them as `optimizers`."
+            f"optimizers yourself and pass them as `optimizers`: `begin_turn` then gets the index of each of them."
         )
     kinds = [type(optimizer).__name__ for optimizer in optimizers if needs_closure(optimizer)]
     if kinds:
@@ -231,7 +238,7 @@ def check_optimizers(
     foreign = 0
     for optimizer in optimizers:
         own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        kind, what = type(optimizer).__name__, type(model).__name__
+        kind, what = type(optimizer).__name__, name_of_given(model)
         if own and own.isdisjoint(names):
             by = f"{changed_by} replaced them all" if changed_by else "it was created for another model, or for a copy"
             raise ValueError(

@@ -24,6 +24,7 @@ from composer.core import (
 )
 from composer.devices import Device
 from composer.models import ComposerModel
+from composer.models.module_with_loss import name_of_given
 from composer.optim import compile_composer_scheduler, scale_pytorch_scheduler
 from composer.trainer.microbatch import check_not_profiled, check_not_sharded
 from composer.trainer.optimizers import needs_closure, wrapped_optimizers
@@ -336,7 +337,7 @@ def _check_trainable(model: torch.nn.Module) -> None:
     parameters = list(model.parameters())
     if parameters and not any(parameter.requires_grad for parameter in parameters):
         raise ValueError(
-            f"`model` must have parameters that require gradients, got {type(model).__name__}, all of whose "
+            f"`model` must have parameters that require gradients, got {name_of_given(model)}, all of whose "
             f"{len(parameters)} parameters are frozen: there is nothing to train. Call `requires_grad_(True)` on the "
             f"part to train, or leave `train_dataloader` out to evaluate only."
         )

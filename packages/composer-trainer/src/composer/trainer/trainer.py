@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, TextIO
 import torch
 from tqdm import tqdm
 
+from composer.algorithms.utils.weight_swaps import weights_to_save
 from composer.callbacks.checkpoint_saver import hold_leases
 from composer.checkpoint import IgnoreKeys
 from composer.checkpoint.names import check_path
@@ -897,6 +898,9 @@ class Trainer(_RejectsRemovedArguments):
     ) -> str | None:
         """Save the run to one file, even if it saves shards otherwise. Call it on every rank.
 
+        The file has the weights of a scheduled checkpoint: averages such as those of `EMA` in place of the weights of
+        training, which are in the state of the algorithm.
+
         Args:
             name: The path; a format string like `save_filename`. No extension is added.
             weights_only: Save the model only.
@@ -909,7 +913,7 @@ class Trainer(_RejectsRemovedArguments):
             ValueError: `name` has an unknown field, or is a folder.
         """
         check_path("name", name)
-        with self._parallel.report_lost_ranks():
+        with self._parallel.report_lost_ranks(), weights_to_save(self.engine):
             return checkpoint.save_checkpoint(self.state, name, weights_only=weights_only)
 
     def save_checkpoint_to_save_folder(self) -> None:
@@ -922,7 +926,8 @@ class Trainer(_RejectsRemovedArguments):
             raise ValueError(
                 "In order to use save_checkpoint_to_save_folder you must pass a save_folder to the Trainer."
             )
-        self._checkpoint_saver.save_now(self.state, self.logger)
+        with weights_to_save(self.engine):
+            self._checkpoint_saver.save_now(self.state, self.logger)
 
     @property
     def saved_checkpoints(self) -> list[str]:

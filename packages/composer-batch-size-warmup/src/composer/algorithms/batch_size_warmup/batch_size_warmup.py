@@ -175,16 +175,16 @@ class BatchSizeWarmup(Algorithm):
     Batches are split into microbatches as always: `device_train_microbatch_size` limits the memory, and a larger batch
     is accumulated from more of them. Several microbatches equal one batch.
 
-    Schedules in samples or tokens ("sp", "tok", and "dur" of a `max_duration` in these) mean the same as without the
-    warmup. Those in batches end after fewer samples.
+    Schedules in epochs, samples or tokens ("ep", "sp", "tok", and "dur" of a `max_duration` in these) mean the same as
+    without the warmup: epochs are counted in samples. Those in batches end after fewer samples.
 
     The loader must be a `torch.utils.data.DataLoader` over a data set with indices, with `batch_size`. Resumption is
     exact on the same number of ranks. The plan, of b, B and D, is saved: another `max_duration` does not change it.
 
     **Events** FIT_START; EPOCH_START; BATCH_START, where the size is logged; FIT_END, from where on the loader makes
     batches of full size. **Reads** the timestamp, the length of the run. **Writes** the batch sampler of
-    `state.dataloader`, and `state.dataloader_len`. **Cost** none. **Compilation** each size may recompile a compiled
-    model: choose "doubling", so that few sizes occur, or microbatches.
+    `state.dataloader`, `state.dataloader_len` and `state.samples_per_epoch`. **Cost** none. **Compilation** each size
+    may recompile a compiled model: choose "doubling", so that few sizes occur, or microbatches.
 
     **Logs** `batch_size_warmup/batch_size`, of one rank.
 
@@ -268,6 +268,10 @@ class BatchSizeWarmup(Algorithm):
         self._warn_of_changes(loader)
         self._uses_all = state.dataloader_len is None or state.dataloader_len.value == len(loader)
         replaced = _sampler_of(loader)
+        if self._uses_all:  # otherwise an epoch has a fixed number of batches
+            samples = len(replaced.sampler)
+            samples -= samples % self._plan["final"] if replaced.drop_last else 0
+            state.samples_per_epoch = samples * _num_shards(state)
         if isinstance(replaced, WarmupBatchSampler):
             replaced.plan = self._plan
             return

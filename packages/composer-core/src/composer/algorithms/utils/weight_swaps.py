@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+from composer.core.algorithm import declared_placement
+from composer.core.callback import Callback
+from composer.core.effects import SWAPS_WEIGHTS
+from composer.core.engine import Engine
 from composer.core.event import Event
 from composer.core.state import State
 from composer.core.time import Time, TimeUnit
@@ -18,6 +23,7 @@ __all__ = [
     "is_saving",
     "parse_time",
     "warn_of_changes",
+    "weights_to_save",
 ]
 
 _log = logging.getLogger(__name__)
@@ -93,6 +99,47 @@ def is_saving(event: Event, state: State) -> bool:
     """Return True if a callback saves a checkpoint at this event, according to its `save_interval(state, event)`."""
     intervals = (getattr(callback, "save_interval", None) for callback in state.callbacks)
     return any(interval(state, event) for interval in intervals if callable(interval))
+
+
+class _Saver(Callback):
+    """Says at checkpoint events that the model is saved."""
+
+    def save_interval(self, state: State, event: Event) -> bool:
+        return True
+
+
+@contextmanager
+def weights_to_save(engine: Engine) -> Iterator[None]:
+    """Save the model in the body with the weights that algorithms want to have saved, such as averages.
+
+    They are swapped in as at a checkpoint event, and out afterwards. Algorithms whose weights are in the model already,
+    or that do not tell by an attribute `swapped`, are left alone.
+
+    Args:
+        engine: The engine of the run.
+    """
+    state, saver = engine.state, _Saver()
+    swapping = [
+        algorithm
+        for algorithm in state.algorithms
+        if SWAPS_WEIGHTS in declared_placement(algorithm).provides and not getattr(algorithm, "swapped", True)
+    ]
+    if not swapping:
+        yield
+        return
+    state.callbacks.append(saver)
+    try:
+        for algorithm in swapping:
+            if algorithm.match(Event.BATCH_CHECKPOINT, state):
+                algorithm.apply(Event.BATCH_CHECKPOINT, state, engine.logger)
+        state.callbacks.remove(saver)
+        yield
+    finally:
+        if saver in state.callbacks:
+            state.callbacks.remove(saver)
+        for algorithm in swapping:
+            if algorithm.swapped:  # type: ignore[attr-defined]
+                algorithm.apply(Event.ITERATION_START, state, engine.logger)
 
 
 def warn_of_changes(changed: Sequence[str]) -> None:

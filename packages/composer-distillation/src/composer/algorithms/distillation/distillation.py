@@ -120,7 +120,8 @@ class Distillation(Algorithm):
             `HuggingFaceModel` has, and False for other models.
 
     Raises:
-        ValueError: `weight` or `temperature` is out of range; in training, if the logits have different shapes.
+        ValueError: `weight` or `temperature` is out of range; in training, if the teacher is a part of the model, or
+            the logits have different shapes.
         TypeError: `teacher` is not a module; in training, if the outputs have no logits.
 
     Example:
@@ -168,6 +169,7 @@ class Distillation(Algorithm):
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Move the teacher to the device, or combine the losses."""
         if event is Event.FIT_START:
+            self._check_teacher(state.model)
             state.device.module_to_device(self.teacher)
             return
         logits = logits_of(state.outputs, "Distillation")
@@ -183,9 +185,22 @@ class Distillation(Algorithm):
         state.loss = add_to_loss(_scaled(state.loss, 1 - self.weight), self.weight * term, "distillation")
         logger.log_metrics({"distillation/loss": term.detach()})
 
+    def _check_teacher(self, model: torch.nn.Module) -> None:
+        """Raise ValueError if the teacher is a part of the model: it would be trained and saved."""
+        own = {id(parameter) for parameter in self.teacher.parameters()}
+        shared = [name for name, parameter in model.named_parameters() if id(parameter) in own]
+        if shared:
+            raise ValueError(
+                f"`teacher` must not share parameters with the model, which trains and saves them, got {len(shared)} "
+                f"of the model, such as {shared[0]!r}. Pass a copy, `copy.deepcopy(teacher)`, that the model does not "
+                f"have as an attribute."
+            )
+
     @torch.no_grad()
     def _predict(self, state: State) -> Any:
         batch = state.batch
+        if self.teacher.training:  # somebody called `train()`
+            self.teacher.eval()
         inputs = batch if isinstance(self.teacher, ComposerModel) else batch_get(batch, self.input_key)
         dtype = next((p.dtype for p in self.teacher.parameters() if p.is_floating_point()), None)
         kind = "cuda" if state.device.name == "gpu" else state.device.name

@@ -183,6 +183,11 @@ class EMA(Algorithm):
         self.events = self._swaps.events | {Event.INIT, self.update_event, *self.move_device_events}
 
     @property
+    def swapped(self) -> bool:
+        """True if the averages are in the model of the run, as `ema_weights_active`."""
+        return self.ema_weights_active
+
+    @property
     def ema_weights_active(self) -> bool:
         """True if the model of the run holds the averages now."""
         return self.ema_model is not None and self.ema_model.swapped

@@ -9,6 +9,7 @@ import os
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -341,9 +342,16 @@ def wrap_model(model: Any, metrics: Any = None) -> HuggingFaceModel:
 
     Args:
         model: A model of transformers or peft.
-        metrics: Metrics of torchmetrics: one, a sequence or a dict.
+        metrics: Metrics of torchmetrics: one, a sequence or a dict. None: "Loss" in evaluation, the mean of the loss
+            over all labels, if torchmetrics is installed.
     """
-    return HuggingFaceModel(model, metrics=metrics, use_logits=metrics is not None)
+    if metrics is not None:
+        return HuggingFaceModel(model, metrics=metrics, use_logits=True)
+    if find_spec("torchmetrics") is None:
+        return HuggingFaceModel(model)
+    from composer.models.huggingface._loss import LabelLoss
+
+    return HuggingFaceModel(model, eval_metrics={"Loss": LabelLoss()})
 
 
 def _unwrap_compiled(model: Any) -> Any:

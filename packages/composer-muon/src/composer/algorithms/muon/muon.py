@@ -180,6 +180,11 @@ class Muon(Algorithm):
             taken = {id(p) for group in optimizer.param_groups for p in group["params"]} & matrices.keys()
             if not taken:
                 continue
+            if type(optimizer).__name__ == "Muon":  # of torch or another library
+                raise ValueError(
+                    f"`Muon` must take parameters from another optimizer, but {type(optimizer).__module__}.Muon trains "
+                    f"matrices of the model already. Leave out one of them."
+                )
             if has_own_state_dict(optimizer):
                 raise ValueError(
                     f"`Muon` must take parameters from an optimizer, but {type(optimizer).__name__} is a wrapper with "

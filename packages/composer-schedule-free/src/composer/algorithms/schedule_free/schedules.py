@@ -43,9 +43,10 @@ def check_schedulers(state: State, groups: list[dict[str, Any]]) -> None:
             continue
         fall = _fall_of(scheduler, state)
         if fall is not None:
+            name = type(getattr(scheduler, "schedule", scheduler)).__name__  # of composer.optim: the schedule compiled
             raise ValueError(
                 f"`schedulers` must not lower the learning rate with `ScheduleFree`, whose average takes the place of "
-                f"a decay, but {type(scheduler).__name__} lowers it from {fall[0]:.4g} to {fall[1]:.4g}. Remove it, or "
+                f"a decay, but {name} lowers it from {fall[0]:.4g} to {fall[1]:.4g}. Remove it, or "
                 f"use a constant schedule or one with only a warmup, such as `ConstantWithWarmupScheduler`."
             )
 

@@ -1,0 +1,31 @@
+"""The loss that a model of transformers returns, as a metric. A module of its own, as that of `MeanLoss`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from composer.models.mean_loss import MeanLoss
+
+_IGNORED = -100  # in labels of transformers
+
+
+class LabelLoss(MeanLoss):
+    """The mean of the loss over all labels. Batches without labels, for which there is no loss, do not count."""
+
+    needs_batch = True
+
+    def update(self, batch: Any, outputs: Any, labels: torch.Tensor | None) -> None:  # type: ignore[override]
+        """Add a batch.
+
+        Args:
+            batch: Not used.
+            outputs: The outputs of the model, with the mean loss.
+            labels: The labels: indices, of which -100 does not count, or numbers for each example.
+        """
+        loss = outputs.get("loss")
+        if loss is None or labels is None:
+            return
+        count: Any = len(labels) if labels.is_floating_point() else (labels != _IGNORED).sum()
+        super().update(loss, count)
