@@ -13,6 +13,7 @@ import tqdm.std
 
 from composer.core import TimeUnit
 from composer.loggers import DeferredValue, LoggerDestination, format_log_data_value
+from composer.loggers._beside_bar import BesideBar
 from composer.loggers._text import config_block
 from composer.utils import dist, is_notebook
 from composer.utils.terminal import bar_file, open_stream
@@ -42,6 +43,9 @@ class ProgressBarLogger(LoggerDestination):
     shows its results. The rate of the training does not include the time of evaluations. The hyperparameters are
     printed once, before anything else.
 
+    While there is a bar on a terminal, what a program prints, warns of or logs there gets lines of its own: the standard
+    streams, and those of logging handlers, are replaced until the bar ends.
+
     On a terminal or in a notebook a bar is redrawn ten times a second; in a file it is a plain line every 30 seconds. A
     training step never waits for the device: the losses shown are copied in the background.
 
@@ -68,6 +72,8 @@ class ProgressBarLogger(LoggerDestination):
         self.hparams: dict[str, Any] = {}
         self._config_printed = False
         self._eval_started = 0.0
+        self._in_fit = False
+        self._beside = BesideBar(self._clear)
 
     # ---- values ----
 
@@ -90,6 +96,7 @@ class ProgressBarLogger(LoggerDestination):
         self._config_printed = False
 
     def fit_start(self, state: State, logger: Logger) -> None:
+        self._in_fit = True
         self._print_config()
         self.eval_pbar = None
         # Resumed in the middle of an epoch, there is no EPOCH_START.
@@ -111,6 +118,8 @@ class ProgressBarLogger(LoggerDestination):
 
     def fit_end(self, state: State, logger: Logger) -> None:
         self._close_train()
+        self._in_fit = False
+        self._beside.stop()
 
     def _open_train(self, state: State) -> None:
         assert state.max_duration is not None  # the engine has checked
@@ -160,6 +169,8 @@ class ProgressBarLogger(LoggerDestination):
             self.eval_pbar = None
         if self.train_pbar is not None:
             self.train_pbar.resume(time.perf_counter() - self._eval_started)
+        elif not self._in_fit:
+            self._beside.stop()
 
     # ---- the end, and resumption ----
 
@@ -168,6 +179,7 @@ class ProgressBarLogger(LoggerDestination):
             if bar is not None:
                 bar.close(read=False)
         self.eval_pbar = self.train_pbar = None
+        self._beside.stop()
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -186,17 +198,22 @@ class ProgressBarLogger(LoggerDestination):
     def _show(self, bar: Bar) -> None:
         if dist.get_local_rank() == 0:
             bar.show(self.stream)
+            if bar.shares_terminal:
+                self._beside.start()
 
     def _print_config(self) -> None:
         if self.hparams and not self._config_printed:
             self._config_printed = True
             self._print(config_block(self.hparams))
 
+    def _clear(self) -> None:
+        for bar in (self.eval_pbar, self.train_pbar):
+            if bar is not None:
+                bar.clear()
+
     def _print(self, text: str) -> None:
         if dist.get_local_rank() == 0:
-            for bar in (self.eval_pbar, self.train_pbar):
-                if bar is not None:
-                    bar.clear()
+            self._clear()
             self.stream.write(text)
             self.stream.flush()
 
@@ -269,7 +286,9 @@ class Bar:
         self._shown: dict[tuple[str, ...], list[str]] = {}  # by the names that are logged together, at every step
         self._arriving: dict[str, Any] | None = None  # values that are being copied from the device
         self._bar: Any = None  # None until `show`, which only some ranks call
+        self.shares_terminal = False  # with other output
         self._shares_line = False  # with other output on its stream
+        self._is_drawn = False
         self._interval = _LIVE_SECONDS
         self._due = 0.0  # when to check the values again
 
@@ -282,6 +301,7 @@ class Bar:
         file = bar_file(stream)
         self._shares_line = file is stream
         live = not self._shares_line or stream.isatty()
+        self.shares_terminal = live and self._shares_line
         self._interval = _LIVE_SECONDS if live else _PLAIN_SECONDS
         lines = None if live else _Lines(stream)
         self._bar = _tqdm()(
@@ -298,6 +318,7 @@ class Bar:
         if lines is not None:
             lines.open = True  # only now: an empty bar is not worth a line in a log file
         self._set_text(self._values)
+        self._is_drawn = True
 
     def log(self, metrics: dict[str, Any]) -> None:
         """Store the values that the bar shows.
@@ -336,7 +357,8 @@ class Bar:
 
     def clear(self) -> None:
         """Erase the line, so that other text can be written there."""
-        if self._bar is not None and self._shares_line:
+        if self._bar is not None and self._shares_line and self._is_drawn:
+            self._is_drawn = False
             self._bar.clear()
 
     def close(self, *, read: bool = True) -> None:
@@ -392,6 +414,7 @@ class Bar:
         n, bar = self.n, self._bar
         bar.total = self._total_at(n)
         step, self._drawn = n - self._drawn, n
+        self._is_drawn = True
         bar.update(step)
 
     def _total_at(self, n: int) -> int | None:
