@@ -436,3 +436,26 @@ def test_lists_of_hugging_face_data_sets_are_told() -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             DataSpec(loader)
+
+
+class Samples(IterableDataset[Any]):
+    """Yields samples, or batches of two."""
+
+    def __init__(self, batched: bool) -> None:
+        self.batched = batched
+
+    def __iter__(self) -> Any:
+        for _ in range(3):
+            shape = (2,) if self.batched else ()
+            yield torch.zeros(*shape, 3, 8, 8), torch.zeros(shape, dtype=torch.int64)
+
+
+def test_an_iterable_data_set_of_samples_is_told_at_its_first_item() -> None:
+    spec = DataSpec(Samples(batched=False))
+    with pytest.raises(TypeError, match=r"Samples whose first item is a sample: inputs of shape \(3, 8, 8\) and one"):
+        spec.get_num_samples_in_batch(next(iter(spec.dataloader)))
+
+    spec = DataSpec(Samples(batched=True))
+    assert [spec.get_num_samples_in_batch(batch) for batch in spec.dataloader] == [2, 2, 2]
+    spec = DataSpec(Samples(batched=False), get_num_samples_in_batch=lambda batch: 1)
+    assert [spec.get_num_samples_in_batch(batch) for batch in spec.dataloader] == [1, 1, 1]

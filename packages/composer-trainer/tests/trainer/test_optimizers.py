@@ -9,6 +9,7 @@ import pytest
 import torch
 from shared_runs import Overflowing, TwoPass
 
+from composer import Trainer
 from composer.core import Algorithm, Event, State
 from composer.loggers import Logger
 from composer.optim import DecoupledAdamW, DecoupledSGDW
@@ -79,6 +80,16 @@ def test_without_an_optimizer_there_is_a_default_with_a_warning(make_trainer: Ma
 
     assert type(trainer.state.optimizers[0]) is DecoupledSGDW
     trainer.fit()
+
+
+def test_any_module_with_a_loss_has_another_default(make_trainer: MakeTrainer) -> None:
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.LazyLinear(2))
+    net(torch.zeros(1, 1, 10, 10))
+    with pytest.warns(UserWarning, match=r"No optimizer was specified. `torch.optim.AdamW\(lr=0.001\)` is used"):
+        trainer = Trainer(model=net, loss=torch.nn.functional.cross_entropy)
+
+    (optimizer,) = trainer.state.optimizers
+    assert (type(optimizer), optimizer.param_groups[0]["lr"]) == (torch.optim.AdamW, 1e-3)
 
 
 def test_a_model_without_parameters_has_no_optimizer(make_trainer: MakeTrainer) -> None:

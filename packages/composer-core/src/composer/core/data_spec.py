@@ -90,6 +90,8 @@ class DataSpec:
         self.microbatch_transforms = microbatch_transforms or _unchanged
         self.split_batch = split_batch or default_split_batch
         self._count_samples = get_num_samples_in_batch or count_samples
+        if get_num_samples_in_batch is None and isinstance(dataloader, IterableDataset):
+            self._count_samples = self._count_first
         self._max_seq_len = getattr(getattr(dataloader, "dataset", None), "max_seq_len", None)
         self.has_token_counter = get_num_tokens_in_batch is not None
         self._count_tokens = get_num_tokens_in_batch or self._default_get_num_tokens_in_batch
@@ -141,6 +143,23 @@ class DataSpec:
                 f"Count on the host: shapes are known there."
             )
         return number
+
+    def _count_first(self, batch: Batch) -> int:
+        """Count the samples of the first item of an iterable data set, whose items may be samples by mistake.
+
+        Raises:
+            TypeError: The item is an input with the target of one sample.
+        """
+        self._count_samples = count_samples
+        if isinstance(batch, (tuple, list)) and len(batch) == 2:
+            inputs, target = batch
+            is_single = isinstance(target, Number) or (isinstance(target, torch.Tensor) and target.dim() == 0)
+            if is_single and isinstance(inputs, torch.Tensor) and inputs.dim() > 0:
+                raise TypeError(
+                    f"`dataloader` must be an iterable of batches, got a {type(self.dataloader).__name__} whose first "
+                    f"item is a sample: inputs of shape {tuple(inputs.shape)} and one target. {_WRAP}"
+                )
+        return count_samples(batch)
 
     def _default_get_num_samples_in_batch(self, batch: Batch) -> int:
         return count_samples(batch)

@@ -18,6 +18,9 @@ TimeInput = Union["Time[Any]", str, float, SupportsIndex]
 
 _CLOCK = re.compile(r"(?:(\d{1,2})h)?(?:(\d{1,2})m)?(?:(\d{1,2})s)?", re.IGNORECASE)
 _STRING = re.compile(r"\s*([-+]?[\d._]+(?:e[-+]?\d+)?)\s*([a-z]+)\s*", re.IGNORECASE)
+_OF_WORDS = {"epoch": "ep", "step": "ba", "batch": "ba", "sample": "sp", "token": "tok", "second": "sec"}
+_OF_WORDS |= {"batches" if word == "batch" else f"{word}s": unit for word, unit in _OF_WORDS.items()}
+_WORDS = re.compile(rf"\s*(\d+)\s*({'|'.join(_OF_WORDS)})\s*", re.IGNORECASE)
 
 
 class TimeUnit(StringEnum):
@@ -152,8 +155,11 @@ class Time(Serializable, Generic[TValue]):
             unit, number = TimeUnit(match[2]), float(match[1])
         except ValueError as error:
             units = ", ".join(repr(u.value) for u in TimeUnit)
+            words = _WORDS.fullmatch(timestring)
+            hint = "" if words is None else f" Write '{words[1]}{_OF_WORDS[words[2].lower()]}'."
             raise ValueError(
                 f"A time string must be a number and one of {units}, such as '10ep' or '0.5dur', got {timestring!r}."
+                f"{hint}"
             ) from error
         is_integer = unit is not TimeUnit.DURATION and number == number // 1
         return Time(_exact_int(match[1], number) if is_integer else number, unit)
@@ -328,7 +334,8 @@ def ensure_time(maybe_time: TimeInput, int_unit: TimeUnit | str, *, argument: st
     except (ValueError, TypeError, RuntimeError) as error:
         if not argument:
             raise
-        raise type(error)(f"`{argument}` must be a time, got {maybe_time!r}. {error}") from None
+        reason = str(error).replace(f", got {maybe_time!r}.", ".")
+        raise type(error)(f"`{argument}` must be a time, got {maybe_time!r}. {reason}") from None
 
 
 def _seconds(duration: datetime.timedelta | float | None) -> float:

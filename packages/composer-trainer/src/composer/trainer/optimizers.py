@@ -27,7 +27,7 @@ from composer.core import (
     State,
 )
 from composer.loggers import Logger
-from composer.models.module_with_loss import name_of_given
+from composer.models.module_with_loss import ModuleWithLoss, name_of_given
 from composer.optim import DecoupledSGDW
 from composer.trainer.options import check_distinct, described
 from composer.utils import ensure_tuple, needs_closure
@@ -100,7 +100,9 @@ class MakeOptimizers(Algorithm):
 
 
 def build_optimizers(model: torch.nn.Module, optimizers: Any, are_all: bool = False) -> list[torch.optim.Optimizer]:
-    """Return the run's optimizers; if none is given, `DecoupledSGDW(lr=0.1)` with a warning.
+    """Return the run's optimizers; if none is given, a default with a warning.
+
+    The default is `AdamW(lr=0.001)` for any module with a loss, and `DecoupledSGDW(lr=0.1)` for a `ComposerModel`.
 
     Args:
         model: The model.
@@ -115,8 +117,8 @@ def build_optimizers(model: torch.nn.Module, optimizers: Any, are_all: bool = Fa
     given = list(ensure_tuple(optimizers))
     if optimizers is not None and not given:
         raise ValueError(
-            f"`optimizers` must be one or several `torch.optim.Optimizer`, got {optimizers!r}. Leave it out for "
-            f"`DecoupledSGDW(lr=0.1)`."
+            f"`optimizers` must be one or several `torch.optim.Optimizer`, got {optimizers!r}. Leave it out for the "
+            f"default."
         )
     if given:
         for optimizer in given:
@@ -136,8 +138,11 @@ def build_optimizers(model: torch.nn.Module, optimizers: Any, are_all: bool = Fa
             stacklevel=4,
         )
         return []
+    if isinstance(model, ModuleWithLoss):
+        warnings.warn("No optimizer was specified. `torch.optim.AdamW(lr=0.001)` is used.", stacklevel=4)
+        return [torch.optim.AdamW(parameters, lr=1e-3)]
     warnings.warn("No optimizer was specified. `DecoupledSGDW(lr=0.1)` is used.", stacklevel=4)
-    return [DecoupledSGDW(parameters, lr=0.1)]
+    return [DecoupledSGDW(parameters, lr=0.1)]  # as MosaicML's Composer does
 
 
 def _check_passes(optimizers: Sequence[torch.optim.Optimizer]) -> None:

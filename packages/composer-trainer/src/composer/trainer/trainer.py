@@ -246,7 +246,7 @@ class Trainer(_RejectsRemovedArguments):
             or each after its own if the model has a method `begin_turn`; see `ComposerModel`. Or a function that makes
             them of the list of parameters, after algorithms have changed the layers: `lambda parameters:
             SGD(parameters, lr=0.1)`; it may return schedulers of torch, too: `(optimizer, StepLR(optimizer, 10))`. None
-            is `DecoupledSGDW(lr=0.1)`, with a warning.
+            is `DecoupledSGDW(lr=0.1)`, or `AdamW(lr=0.001)` for a module with `loss`, with a warning.
         schedulers: Learning-rate schedulers, of `composer.optim` or of torch. With several optimizers, a schedule of
             `composer.optim` applies to all; `{optimizer: scheduler}` gives each its own.
         scale_schedule_ratio: A factor for `max_duration` and the schedules.
