@@ -270,7 +270,7 @@ def test_programs_may_set_the_private_counters_as_times() -> None:
 
 @pytest.mark.parametrize(
     ("text", "hint"),
-    [("2 epochs", "2ep"), ("100 steps", "100ba"), ("5batches", "5ba"), ("30 Seconds", "30sec"), ("1 epoch", "1ep")],
+    [("2 epochs", "2ep"), ("100 steps", "100ba"), ("5batches", "5ba"), ("30 Seconds", "30sec")],
 )
 def test_words_in_place_of_a_unit_get_the_unit(text: str, hint: str) -> None:
     with pytest.raises(ValueError, match=rf"Write '{hint}'\.") as caught:
