@@ -229,3 +229,11 @@ def test_a_branch_does_not_resume_from_its_trunk(tmp_path: Path) -> None:
 
     with pytest.raises(ValueError, match=r"`run_name` must not be that of the run that this one branches off"):
         Run(tmp_path, load_path=str(tmp_path / "trunk-ba10.pt"), branch_duration="4ba", **options)
+
+
+def test_a_decay_that_is_a_fraction_of_the_whole_run_is_refused_in_a_branch(tmp_path: Path) -> None:
+    trunk = Run(tmp_path, max_duration="20ba", save_interval="2ba", save_filename="ba{batch}.pt", run_name="trunk")
+    trunk.trainer.fit()
+    branch = Run(t_decay="0.2dur", load_path=str(tmp_path / "ba10.pt"), branch_duration="4ba", run_name="branch")
+    with pytest.raises(ValueError, match=r"`t_decay` must be an absolute time in a branch, got '0.2dur'.* Write '4ba'"):
+        branch.trainer.fit()

@@ -206,7 +206,19 @@ class RunProgress:
                 rescale(1.0)
 
     def _begin_branch(self, same_schedules: bool) -> None:
-        """Replace the restored learning rates where the schedule of the branch has others now, with a warning."""
+        """Replace the restored learning rates where the schedule of the branch has others now, with a warning.
+
+        Raises:
+            ValueError: A decay is a fraction of the whole run.
+        """
+        for scheduler in self.state.schedulers:
+            decay = getattr(getattr(scheduler, "schedule", None), "t_decay", None)
+            if isinstance(decay, Time) and decay.unit is TimeUnit.DURATION:
+                raise ValueError(
+                    f"`t_decay` must be an absolute time in a branch, got {str(decay)!r}, which is a fraction of the "
+                    f"whole run with its trunk. Write {self._arguments['branch_duration']!r} to decay over the whole "
+                    f"branch."
+                )
         state, branch, trunk = self.state, self.state.max_duration, self._loaded.limit
         groups = _param_groups(state)
         current = [_plain(group["lr"]) for group in groups]
