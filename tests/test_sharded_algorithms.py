@@ -17,10 +17,13 @@ from composer.algorithms import (
     SAM,
     SWA,
     BlurPool,
+    Distillation,
     Factorize,
     GradientClipping,
     LayerFreezing,
     MixUp,
+    Muon,
+    ScheduleFree,
     SqueezeExcite,
 )
 from composer.checkpoint.sharded_tensors import gather_tensors
@@ -29,6 +32,7 @@ from composer.models import ComposerModel
 from composer.optim import DecoupledAdamW, LinearScheduler
 from composer.testing import run_on_ranks
 from composer.utils import dist
+from composer.utils.reproducibility import seed_context
 
 # The first versions of `fully_shard` ask the CPU's streams for events, which they did not have.
 pytestmark = pytest.mark.skipif(not hasattr(torch.cpu.Stream, "record_event"), reason="`fully_shard` needs a GPU")
@@ -62,7 +66,11 @@ CASES: dict[str, Algorithms] = {
     "all of them": _averages,
     "surgery": lambda: [BlurPool(), SqueezeExcite(latent_channels=4, min_channels=4), Factorize(latent_features=2)],
     "freezing": lambda: [LayerFreezing(freeze_start=0.2, freeze_level=0.5)],
+    "Muon": lambda: [Muon(lr=0.01, weight_decay=0.1)],
+    "ScheduleFree": lambda: [ScheduleFree(lr=0.02, recalibration_batches=0)],
+    "Distillation": lambda: [Distillation(_teacher(), weight=0.7)],
 }
+CONSTANT = {"ScheduleFree"}  # cases that need a rate without a schedule, and an optimizer of torch
 
 
 class Convolutions(ComposerModel):
@@ -84,6 +92,11 @@ class Convolutions(ComposerModel):
         return torch.nn.functional.cross_entropy(outputs, batch[1])
 
 
+def _teacher() -> ComposerModel:
+    with seed_context(5):
+        return Convolutions().double()
+
+
 class Losses(Callback):
     def __init__(self) -> None:
         self.values: list[float] = []
@@ -92,7 +105,9 @@ class Losses(Callback):
         self.values.append(float(state.total_loss_dict["loss/train/total"]))
 
 
-def run(algorithms: list[Algorithm], config: Any, seed: int = 0, **kwargs: Any) -> tuple[list[float], dict[str, Any]]:
+def run(
+    algorithms: list[Algorithm], config: Any, seed: int = 0, constant: bool = False, **kwargs: Any
+) -> tuple[list[float], dict[str, Any]]:
     """The losses of a run, and what it would save of its weights and averages."""
     torch.manual_seed(seed)
     model, losses = Convolutions().double(), Losses()
@@ -102,8 +117,8 @@ def run(algorithms: list[Algorithm], config: Any, seed: int = 0, **kwargs: Any) 
         model=model,
         train_dataloader=[(IMAGES[i, rows], LABELS[i, rows]) for i in range(BATCHES)],
         max_duration=f"{BATCHES}ba",
-        optimizers=DecoupledAdamW(model.parameters(), lr=0.01),
-        schedulers=LinearScheduler(alpha_f=0.5),
+        optimizers=(torch.optim.AdamW if constant else DecoupledAdamW)(model.parameters(), lr=0.01),
+        schedulers=None if constant else LinearScheduler(alpha_f=0.5),
         algorithms=algorithms,
         callbacks=losses,
         device="cpu",
@@ -143,7 +158,8 @@ def on_two(folder: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, algorithms in CASES.items():
         try:
-            found[name] = gap(run(algorithms(), FSDP), run(algorithms(), None))
+            constant = name in CONSTANT
+            found[name] = gap(*(run(algorithms(), config, constant=constant) for config in (FSDP, None)))
         except Exception:  # noqa: BLE001  # the test of this case raises it
             found[name] = AssertionError(traceback.format_exc())
     resumed = {"all of them": _averages, "surgery": list, "SWA": CASES["SWA"], "LAWA": CASES["LAWA"]}
