@@ -63,7 +63,7 @@ def _perceptron() -> ComposerModel:
 def _llama() -> ComposerModel:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    sizes: dict[str, int] = {"hidden_size": 256, "intermediate_size": 688, "num_attention_heads": 4}
+    sizes: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 688, "num_attention_heads": 4}
     return HuggingFaceModel(LlamaForCausalLM(LlamaConfig(vocab_size=1024, num_hidden_layers=8, **sizes)))
 
 
