@@ -13,8 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from transformers import (
+    BloomConfig,
+    BloomForCausalLM,
+    FalconConfig,
+    FalconForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     Qwen2Config,
@@ -276,3 +282,40 @@ def test_an_identity_in_place_of_a_norm_is_replaced() -> None:
     torch.testing.assert_close(expected(x), attention(x), rtol=0, atol=0)
     assert any(parameter is attention.k_norm.weight for parameter in optimizer.param_groups[0]["params"])
     assert apply_qk_norm(attention, query_name="qkv", key_name="qkv") == 1, "and not once more"
+
+
+def make_by_head(kind: str) -> tuple[Any, Any]:
+    """Return a GPT-NeoX or a Bloom, and its first attention layer."""
+    torch.manual_seed(0)
+    if kind == "neox":
+        config = GPTNeoXConfig(
+            vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
+            max_position_embeddings=16, bos_token_id=None, eos_token_id=None,
+        )  # fmt: skip
+        model: Any = GPTNeoXForCausalLM(config).eval()
+        return model, model.gpt_neox.layers[0].attention
+    model = BloomForCausalLM(BloomConfig(vocab_size=32, hidden_size=16, n_layer=2, n_head=4)).eval()
+    return model, model.transformer.h[0].self_attention
+
+
+@pytest.mark.parametrize("kind", ["neox", "bloom"])
+def test_projections_with_query_key_and_value_of_each_head_side_by_side(kind: str) -> None:
+    model, layer = make_by_head(kind)
+    x = torch.randn(2, 5, 16)
+    query, key, value = layer.query_key_value(x).view(2, 5, 4, 3, 4).unbind(-2)  # as both models divide it
+    assert apply_qk_norm(model) == 2
+    actual = layer.query_key_value(x).view(2, 5, 4, 3, 4).unbind(-2)
+
+    for part, expected in zip(actual[:2], (query, key), strict=True):
+        torch.testing.assert_close(part, expected * torch.rsqrt(expected.square().mean(-1, keepdim=True) + 1e-6))
+    assert torch.equal(actual[2], value)
+    tokens = torch.randint(32, (2, 6))
+    logits = model(tokens).logits
+    assert logits.isfinite().all()
+    torch.testing.assert_close(model(tokens[:, :5], use_cache=True).logits, logits[:, :5])
+
+
+def test_queries_that_share_keys_are_not_changed() -> None:
+    config = FalconConfig(vocab_size=32, hidden_size=16, num_hidden_layers=1, num_attention_heads=4, multi_query=True)
+    with pytest.warns(NoEffectWarning, match="no layer"):
+        assert apply_qk_norm(FalconForCausalLM(config)) == 0

@@ -16,8 +16,10 @@ from composer.utils import check_finite, check_integers, module_surgery, plain_n
 __all__ = ["HeadNorm", "QKNorm", "apply_qk_norm"]
 
 _KINDS = ("rms", "layer")
-# The names of the projections of queries and keys; one name: a projection of queries, keys and values, in thirds.
-_LAYOUTS = (("q_proj", "k_proj"), ("c_attn", "c_attn"))
+_BY_HEAD = "query_key_value"
+# The names of the projections of queries and keys; one name: a projection of queries, keys and values, in thirds, or
+# for `_BY_HEAD` with those of each head side by side.
+_LAYOUTS = (("q_proj", "k_proj"), ("c_attn", "c_attn"), (_BY_HEAD, _BY_HEAD))
 
 
 class HeadNorm(nn.Module):
@@ -71,13 +73,16 @@ class _NormalizeOutput:
     An object rather than a function: copies of the model get a hook with their own norms.
     """
 
-    def __init__(self, norms: Sequence[nn.Module], num_parts: int) -> None:
-        self.norms, self.num_parts = list(norms), num_parts
+    def __init__(self, norms: Sequence[HeadNorm], num_parts: int, by_head: bool = False) -> None:
+        self.norms, self.num_parts, self.by_head = list(norms), num_parts, by_head
 
     def __call__(self, module: nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
         if self.num_parts == 1:
             normalized: torch.Tensor = self.norms[0](output)
             return normalized
+        if self.by_head:
+            query, key, *others = output.unflatten(-1, (-1, self.num_parts, self.norms[0].head_dim)).unbind(-2)
+            return torch.stack([self.norms[0](query), self.norms[1](key), *others], -2).flatten(-3)
         parts = output.chunk(self.num_parts, dim=-1)
         count = len(self.norms)
         return torch.cat([*(norm(part) for norm, part in zip(self.norms, parts, strict=False)), *parts[count:]], -1)
@@ -100,9 +105,9 @@ def apply_qk_norm(
     score is larger than `sqrt(d)`.
 
     Attention layers are the modules with children `q_proj` and `k_proj` (Llama, Qwen, Mistral and most others of
-    `transformers`) or `c_attn` (GPT-2), or with those of other names, such as `qkv` of timm. Cross-attention of GPT-2,
-    and layers that have a `q_norm` already, are not changed. An `nn.Identity` of that name is replaced; the layer calls
-    it itself.
+    `transformers`), `c_attn` (GPT-2) or `query_key_value` with as many heads of keys as of queries (GPT-NeoX, Bloom),
+    or with those of other names, such as `qkv` of timm. Cross-attention of GPT-2, and layers that have a `q_norm`
+    already, are not changed. An `nn.Identity` of that name is replaced; the layer calls it itself.
 
     Args:
         model: The model.
@@ -110,8 +115,9 @@ def apply_qk_norm(
         eps: Added to the mean square.
         query_name: The name of the projection of queries in an attention layer. None: the names above.
         key_name: The name of the projection of keys. If it is `query_name`, the output of the projection is the
-            queries of all heads, then the keys, then the values, of equal sizes.
-        head_dim: d. None: the attribute `head_dim` of an attention layer.
+            queries of all heads, then the keys, then the values, of equal sizes; for the name `query_key_value` it is
+            query, key and value of the first head, then those of the second, and so on.
+        head_dim: d. None: the attribute `head_dim` or `head_size` of an attention layer.
         optimizers: The optimizer of the model, if there is one. The gains join the group of other parameters with one
             dimension, which usually has no weight decay; see `update_params_in_optimizer`.
 
@@ -156,8 +162,15 @@ def _find_layers(model: nn.Module, layouts: Sequence[tuple[str, str]]) -> Iterat
         for names in layouts:
             has_both = all(isinstance(layer._modules.get(name), nn.Module) for name in names)
             if has_both and not (names[0] == names[1] and getattr(layer, "is_cross_attention", False)):
+                if names[0] == _BY_HEAD and not _has_all_heads(layer.get_submodule(_BY_HEAD)):
+                    continue
                 yield layer, names
                 break
+
+
+def _has_all_heads(projection: Any) -> bool:
+    """Return False if queries share keys, as in most sizes of Falcon: their outputs are laid out in another way."""
+    return getattr(projection, "out_features", None) == 3 * getattr(projection, "in_features", 0)
 
 
 def _is_normalized(layer: nn.Module) -> bool:
@@ -166,7 +179,7 @@ def _is_normalized(layer: nn.Module) -> bool:
 
 def _head_dim(layer: nn.Module, names: tuple[str, str], head_dim: int | None) -> int:
     """Return d of a layer, checked against the outputs of its projections."""
-    size = getattr(layer, "head_dim", None) if head_dim is None else head_dim
+    size = getattr(layer, "head_dim", getattr(layer, "head_size", None)) if head_dim is None else head_dim
     if not isinstance(size, int):
         raise ValueError(
             f"`head_dim` must be given for layers without an attribute `head_dim`, such as `{type(layer).__name__}`. "
@@ -196,7 +209,7 @@ def _add_norms(layer: nn.Module, query: str, key: str, norms: list[HeadNorm], op
         norm.train(layer.training)
         layer.add_module(name, norm)
     if not calls_norms and len(projections) == 1:
-        projections[0].register_forward_hook(_NormalizeOutput(norms, 3))
+        projections[0].register_forward_hook(_NormalizeOutput(norms, 3, by_head=query == _BY_HEAD))
     elif not calls_norms:
         for projection, norm in zip(projections, norms, strict=True):
             projection.register_forward_hook(_NormalizeOutput([norm], 1))
