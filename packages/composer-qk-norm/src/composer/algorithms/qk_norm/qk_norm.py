@@ -81,7 +81,8 @@ class _NormalizeOutput:
             normalized: torch.Tensor = self.norms[0](output)
             return normalized
         if self.by_head:
-            query, key, *others = output.unflatten(-1, (-1, self.num_parts, self.norms[0].head_dim)).unbind(-2)
+            by_head: Any = output.unflatten(-1, (-1, self.num_parts, self.norms[0].head_dim))  # type: ignore[no-untyped-call]
+            query, key, *others = by_head.unbind(-2)
             return torch.stack([self.norms[0](query), self.norms[1](key), *others], -2).flatten(-3)
         parts = output.chunk(self.num_parts, dim=-1)
         count = len(self.norms)
