@@ -55,7 +55,7 @@ def test_settings_are_searched_one_after_the_other_and_points_are_evaluated_once
     found = search(grid, {"lr": 1.0, "wd": 2.0}, evaluate, higher_is_better=True)
 
     assert found.best.point == {"lr": 2.0, "wd": 4.0}
-    assert len(seen) == len(found.trials) == 5
+    assert len(seen) == len(found.trials) == 7  # 5, and the neighbors of the best point that are new
     assert all(seen.count(point) == 1 for point in seen)
 
 
@@ -102,6 +102,18 @@ def test_failed_trials_are_not_best_and_a_search_without_others_is_an_error() ->
 def test_bad_grids_are_refused(values: Any, options: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Grid(values, **options)
+
+
+def test_settings_that_depend_on_each_other_are_searched_again() -> None:
+    def ridge(points: list[dict[str, Any]]) -> list[float]:
+        # With a short warmup only a low rate trains; with a long one a higher rate is best.
+        best = {0.1: 1.0, 0.3: 4.0}
+        return [10 * p["warmup"] - abs(math.log2(p["lr"] / best[p["warmup"]])) / 4 for p in points]
+
+    grid = {"lr": Grid((1.0, 2.0, 4.0), low=0.5, high=8.0), "warmup": Grid((0.1, 0.3), low=0.1, high=0.3)}
+    found = search(grid, {"lr": 1.0, "warmup": 0.1}, ridge, higher_is_better=True)
+
+    assert found.best.point == {"lr": 4.0, "warmup": 0.3}
 
 
 def test_a_grid_of_integers_is_extended_by_integers() -> None:

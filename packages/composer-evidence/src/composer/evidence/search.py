@@ -1,4 +1,4 @@
-"""A declared search over settings: one after the other, and beyond the edge of a grid whose best value is there."""
+"""A declared search over settings, one after the other until none improves, and beyond the edges of their grids."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from composer.evidence.task import Grid
 __all__ = ["Search", "SearchError", "Trial", "search"]
 
 _MAX_EXTENSIONS = 4  # of one grid
+_MAX_PASSES = 4  # over all settings
 
 
 class SearchError(ValueError):
@@ -55,10 +56,11 @@ def search(
 ) -> Search:
     """Search for the best point, one setting after the other, from a starting point.
 
-    All values of a setting are tried with the best values of the others so far, the next setting follows. While the
-    best value of a numeric grid with two or more values is at an edge, the grid is extended there, up to four times,
-    except beyond its bounds. It is a grid because trials are runs that other steps can share, and because a reader of
-    the ledger can follow it.
+    All values of a setting are tried with the best values of the others so far, the next setting follows. With several
+    settings this is repeated with the neighbors of each best value, up to three times, until the best point stays: a
+    learning rate that was best with a short warmup need not be with a long one. While the best value of a numeric grid
+    with two or more values is at an edge, the grid is extended there, up to four times, except beyond its bounds. It is
+    a grid because trials are runs that other steps can share, and because a reader of the ledger can follow it.
 
     Args:
         grid: The values by setting, in the order of the search.
@@ -95,26 +97,41 @@ def search(
             raise SearchError("All trials of the search failed or diverged. Lower the learning rates of the grid.")
         return max(finished, key=lambda trial: sign * trial.score)
 
-    current, tried, at_edge = dict(start), {}, []
+    grids = {
+        name: replace(values, values=sorted({*values.values, start[name]})) if values.is_numeric else values
+        for name, values in grid.items()
+    }
+    current, extensions = dict(start), dict.fromkeys(grid, 0)
     try_all([current])
-    for name, values in grid.items():
-        if values.is_numeric and current[name] not in values.values:
-            values = replace(values, values=sorted((*values.values, current[name])))
-        try_all([{**current, name: value} for value in values.values])
-        for _ in range(_MAX_EXTENSIONS):
-            further = _further(values, best().point[name])
-            if further is None:
-                break
-            extended = replace(values, values=sorted((*values.values, further)))
-            count = len(trials)
-            try_all([{**current, name: further}])
-            if len(trials) == count:  # no trials left
-                break
-            values = extended
-        current, tried[name] = dict(best().point), tuple(values.values)
-        if _further(values, current[name]) is not None:
-            at_edge.append(name)
+    for index in range(_MAX_PASSES):
+        before = current
+        for name in grid:
+            values = grids[name].values if index == 0 else _beside(grids[name], current[name])
+            try_all([{**current, name: value} for value in values])
+            while extensions[name] < _MAX_EXTENSIONS:
+                further = _further(grids[name], best().point[name])
+                if further is None:
+                    break
+                count = len(trials)
+                try_all([{**current, name: further}])
+                if len(trials) == count:  # no trials left
+                    break
+                extensions[name] += 1
+                grids[name] = replace(grids[name], values=sorted((*grids[name].values, further)))
+            current = dict(best().point)
+        if current == before or len(grid) == 1:
+            break
+    at_edge = [name for name, values in grids.items() if _further(values, current[name]) is not None]
+    tried = {name: tuple(values.values) for name, values in grids.items()}
     return Search(best(), tuple(trials.values()), tuple(at_edge), tried)
+
+
+def _beside(grid: Grid, value: Any) -> Sequence[Any]:
+    """Return the values next to one of a grid, or all if they have no order."""
+    if not grid.is_numeric:
+        return grid.values
+    index = grid.values.index(value)
+    return grid.values[max(0, index - 1) : index + 2]
 
 
 def _further(grid: Grid, value: Any) -> float | None:
