@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,7 +38,9 @@ MORE = {
 }
 CASES = {name: (name,) for name in sorted(CLASSES)} | MORE
 # They choose or draw once per batch of the loader, which is half a batch of the Trainer with accumulation.
-PER_BATCH_OF_THE_LOADER = ["ColOut", "CutOut", "SelectiveBackprop"]
+PER_BATCH_OF_THE_LOADER = ("ColOut", "CutOut", "SelectiveBackprop")
+# They add a term to the loss. The gradients of both terms meet at the outputs, in whose precision they are summed.
+ADDS_TO_THE_LOSS = ("Distillation", "ZLoss")
 
 
 def algorithms_of(names: Sequence[str]) -> list[Any]:
@@ -88,8 +92,12 @@ def quiet() -> Any:
 
 
 @cache  # the tests of several hosts compare with it
-def with_trainer(names: tuple[str, ...], is_lower: bool = False, microbatch: int | None = None) -> dict[str, Any]:
+def with_trainer(
+    names: tuple[str, ...], is_lower: bool = False, microbatch: int | None = None, float32_outputs: bool = False
+) -> dict[str, Any]:
     model = model_of(names)
+    if float32_outputs:
+        model.register_forward_hook(lambda module, args, outputs: outputs.float())
     trainer = Trainer(
         model=model,
         train_dataloader=loader_of(names),
@@ -144,15 +152,57 @@ def test_the_weights_equal_those_of_the_trainer(label: str) -> None:
     deep_compare(with_trainer(names), train(hosted(names)))
 
 
-@pytest.mark.parametrize("label", [label for label in CASES if label != "BatchSizeWarmup"])
-def test_two_batches_per_step_equal_microbatches(label: str) -> None:
-    names = CASES[label]
-    expected, actual = with_trainer(names, microbatch=BATCH // 2), train(hosted(names, accumulate=2))
+def all_but(refused: Iterable[str]) -> list[str]:
+    """Return the labels of the cases that a loop does not refuse."""
+    return [label for label in CASES if label not in refused]
 
+
+@contextmanager
+def refused_when_constructed(host: str, reason: str) -> Iterator[None]:
+    """Expect that the constructor of an adapter refuses an algorithm.
+
+    Args:
+        host: The module of the adapter.
+        reason: A pattern of the message.
+    """
+    with pytest.raises(ConflictError, match=reason) as caught:
+        yield
+    assert any(entry.name == "__init__" and Path(entry.path).stem == host for entry in caught.traceback)
+
+
+def differ(expected: dict[str, Any], actual: dict[str, Any]) -> bool:
+    """Return True if weights are not equal bit for bit."""
+    return any(not torch.equal(expected[name], actual[name]) for name in expected)
+
+
+def check_two_batches_per_step(label: str, actual: dict[str, Any]) -> None:
+    """Compare the weights of a loop with two batches per step with those of our `Trainer` with two microbatches."""
+    expected = with_trainer(CASES[label], microbatch=BATCH // 2)
     if label in PER_BATCH_OF_THE_LOADER:
-        assert any(not torch.equal(expected[name], actual[name]) for name in expected), "remove it from the list"
+        assert differ(expected, actual), "remove it from the list"
     else:
         deep_compare(expected, actual)
+
+
+def check_bfloat16(label: str, actual: dict[str, Any], float32_outputs: bool = False) -> None:
+    """Compare the weights of a loop in bfloat16 with those of our `Trainer`.
+
+    Args:
+        label: The case.
+        actual: The weights.
+        float32_outputs: The loop converts outputs to float32.
+    """
+    names = CASES[label]
+    if float32_outputs and label in ADDS_TO_THE_LOSS:
+        assert differ(with_trainer(names, is_lower=True), actual), "remove it from the list"
+        deep_compare(with_trainer(names, is_lower=True, float32_outputs=True), actual)
+    else:
+        deep_compare(with_trainer(names, is_lower=True), actual)
+
+
+@pytest.mark.parametrize("label", all_but(["BatchSizeWarmup"]))
+def test_two_batches_per_step_equal_microbatches(label: str) -> None:
+    check_two_batches_per_step(label, train(hosted(CASES[label], accumulate=2)))
 
 
 def test_batches_that_change_are_not_accumulated() -> None:
@@ -160,11 +210,32 @@ def test_batches_that_change_are_not_accumulated() -> None:
         hosted(["BatchSizeWarmup"], accumulate=2)
 
 
-@pytest.mark.parametrize("label", ["MixUp", "SAM", "EMA", "SelectiveBackprop", "Distillation", "GyroDropout", "ZLoss"])
+@pytest.mark.parametrize("label", CASES)
 def test_bfloat16_equals_that_of_the_trainer(label: str) -> None:
-    names = CASES[label]
+    check_bfloat16(label, train(hosted(CASES[label], is_lower=True)))
 
-    deep_compare(with_trainer(names, is_lower=True), train(hosted(names, is_lower=True)))
+
+@pytest.mark.parametrize("is_wrapped", [True, False])
+def test_a_compiled_model_has_the_same_weights(is_wrapped: bool) -> None:
+    """Given to the run, or afterwards to `use_model`."""
+    torch.compiler.reset()
+    names = CASES["MixUp, SAM and LabelSmoothing"]
+    model = model_of(names)
+    compiled: Any = torch.compile(model.vision, backend="eager")
+    run = HostedRun(
+        model.vision if is_wrapped else compiled,
+        algorithms_of(names),
+        loss=model.loss,
+        optimizers=sgd(model),
+        dataloader=loader_of(names),
+        max_duration=f"{EPOCHS}ep",
+        seed=SEED,
+    )
+    if is_wrapped:
+        run.use_model(compiled)
+    weights = {f"vision.{name.removeprefix('_orig_mod.')}": weight for name, weight in train(run).items()}
+
+    deep_compare(with_trainer(names), weights)
 
 
 # ---- resumption ----

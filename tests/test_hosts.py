@@ -10,10 +10,25 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 from algorithm_runs import Captioned, Classifier
-from test_hosted_run import BATCH, CASES, EPOCHS, SEED, algorithms_of, clone, loader_of, precision_of, sgd, with_trainer
+from test_hosted_run import (
+    BATCH,
+    CASES,
+    EPOCHS,
+    SEED,
+    algorithms_of,
+    all_but,
+    check_bfloat16,
+    check_two_batches_per_step,
+    clone,
+    loader_of,
+    precision_of,
+    refused_when_constructed,
+    sgd,
+    with_trainer,
+)
 
 from composer.algorithms.warnings import NoEffectWarning, NotIntendedUseWarning
-from composer.core import ConflictError, Precision
+from composer.core import Precision
 from composer.hosts.lightning import ComposeCallback
 from composer.testing import deep_compare
 
@@ -83,19 +98,17 @@ def with_lightning(names: Sequence[str], is_lower: bool = False, accumulate: int
 @pytest.mark.parametrize("label", CASES)
 def test_lightning_gives_the_weights_of_our_trainer(label: str) -> None:
     if label in REFUSED_BY_LIGHTNING:
-        with pytest.raises(ConflictError, match=REFUSED_BY_LIGHTNING[label]):
+        with refused_when_constructed("lightning", REFUSED_BY_LIGHTNING[label]):
             with_lightning(CASES[label])
     else:
         deep_compare(with_trainer(CASES[label]), with_lightning(CASES[label]))
 
 
-@pytest.mark.parametrize("label", ["EMA", "LayerFreezing", "Whitening", "MixUp, SAM and LabelSmoothing"])
+@pytest.mark.parametrize("label", all_but(REFUSED_BY_LIGHTNING))
 def test_lightning_with_two_batches_per_step(label: str) -> None:
-    names = CASES[label]
-    deep_compare(with_trainer(names, microbatch=BATCH // 2), with_lightning(names, accumulate=2))
+    check_two_batches_per_step(label, with_lightning(CASES[label], accumulate=2))
 
 
-@pytest.mark.parametrize("label", ["SelectiveBackprop", "SeqLengthWarmup", "MixUp, SAM and LabelSmoothing"])
+@pytest.mark.parametrize("label", all_but(REFUSED_BY_LIGHTNING))
 def test_lightning_in_bfloat16(label: str) -> None:
-    names = CASES[label]
-    deep_compare(with_trainer(names, is_lower=True), with_lightning(names, is_lower=True))
+    check_bfloat16(label, with_lightning(CASES[label], is_lower=True))

@@ -13,16 +13,19 @@ from test_hosted_run import (
     EPOCHS,
     SEED,
     algorithms_of,
+    all_but,
+    check_bfloat16,
+    check_two_batches_per_step,
     clone,
     loader_of,
     model_of,
     precision_of,
+    refused_when_constructed,
     sgd,
     with_trainer,
 )
 
 from composer.algorithms.warnings import NoEffectWarning, NotIntendedUseWarning
-from composer.core import ConflictError
 from composer.hosts.ignite import IgniteRun
 from composer.testing import deep_compare
 
@@ -59,19 +62,17 @@ def with_ignite(names: Sequence[str], is_lower: bool = False, accumulate: int = 
 @pytest.mark.parametrize("label", CASES)
 def test_ignite_gives_the_weights_of_our_trainer(label: str) -> None:
     if label in REFUSED_BY_IGNITE:
-        with pytest.raises(ConflictError, match=REFUSED_BY_IGNITE[label]):
+        with refused_when_constructed("ignite", REFUSED_BY_IGNITE[label]):
             with_ignite(CASES[label])
     else:
         deep_compare(with_trainer(CASES[label]), with_ignite(CASES[label]))
 
 
-@pytest.mark.parametrize("label", ["EMA", "LayerFreezing", "Whitening", "MixUp, SAM and LabelSmoothing"])
+@pytest.mark.parametrize("label", all_but(REFUSED_BY_IGNITE))
 def test_ignite_with_two_batches_per_step(label: str) -> None:
-    names = CASES[label]
-    deep_compare(with_trainer(names, microbatch=BATCH // 2), with_ignite(names, accumulate=2))
+    check_two_batches_per_step(label, with_ignite(CASES[label], accumulate=2))
 
 
-@pytest.mark.parametrize("label", ["SelectiveBackprop", "SeqLengthWarmup", "MixUp, SAM and LabelSmoothing"])
+@pytest.mark.parametrize("label", all_but(REFUSED_BY_IGNITE))
 def test_ignite_in_bfloat16(label: str) -> None:
-    names = CASES[label]
-    deep_compare(with_trainer(names, is_lower=True), with_ignite(names, is_lower=True))
+    check_bfloat16(label, with_ignite(CASES[label], is_lower=True))

@@ -5,10 +5,12 @@ PYTHONPATH=. python tests/test_hosts_table.py    # writes it
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from importlib.metadata import version
 from pathlib import Path
 
 from algorithm_runs import CLASSES
+from test_hosted_run import ADDS_TO_THE_LOSS, PER_BATCH_OF_THE_LOADER
 from test_hosts import REFUSED_BY_LIGHTNING
 from test_hosts_accelerate import REFUSED_BY_ACCELERATE
 from test_hosts_ignite import REFUSED_BY_IGNITE
@@ -26,11 +28,27 @@ HOSTS = {
 _HEAD = """# Which algorithms work where
 
 Generated from the tests `tests/test_hosts*.py`, which train a small model for some steps inside each library and with
-our `Trainer`, with the same seed and data: "=" means that the weights are equal bit for bit. Otherwise the algorithm is
-refused when it is given to the host, with the reason below. `HostedRun` in a loop of your own has everything.
-Two processes (DDP) give equal weights, too: tested in all four libraries with EMA, GradientClipping, LabelSmoothing,
-LayerFreezing, MixUp and SAM, and in Accelerate also with FSDP2.
+our `Trainer`, with the same seed and data: "=" means that the weights are equal bit for bit, in float32, in bfloat16
+and with two batches per step, except for the cases below. Otherwise the algorithm is refused by the constructor of the
+adapter, with the reason below. `HostedRun` in a loop of your own has everything.
 """
+
+
+def names(algorithms: Iterable[str]) -> str:
+    """Return a list of names in prose."""
+    *first, last = [f"`{name}`" for name in algorithms]
+    return f"{', '.join(first)} and {last}"
+
+
+_TAIL = f"""## What "=" does not say
+
+| | |
+|---|---|
+| two batches per step | {names(PER_BATCH_OF_THE_LOADER)} differ in every library: they draw or choose once per batch of the loader, our `Trainer` once for all microbatches of a step |
+| bfloat16 | Accelerate and transformers return outputs in float32, so that the gradients of two losses are added before they are rounded. {names([*ADDS_TO_THE_LOSS, "MixUp(interpolate_loss=True)"])} then equal our `Trainer` with a model that returns float32 |
+| two processes (DDP) | equal in all four libraries, tested with EMA, GradientClipping, LabelSmoothing, LayerFreezing, MixUp and SAM; in Accelerate also with FSDP2, up to 1e-14 in float64. SAM equals `SAM(sync_ascent=True)` of our `Trainer`: libraries exchange the gradients of both passes |
+| `torch.compile` | equal in all four and in a loop of your own, tested with the backend "eager" and with MixUp, SAM and LabelSmoothing; other backends may round differently |
+"""  # noqa: E501
 
 
 def table() -> str:
@@ -44,7 +62,7 @@ def table() -> str:
         lines.append(f"| {name} | {' | '.join(cells)} |")
     notes = [f"{number}. {reason}." for number, reason in enumerate(reasons, start=1)]
     tested = ", ".join(f"[{host}](../{package}) {version(name)}" for host, (name, package, _) in HOSTS.items())
-    return "\n".join([_HEAD, *lines, "", *notes, "", f"Tested with {tested}.", ""])
+    return "\n".join([_HEAD, *lines, "", *notes, "", _TAIL, f"Tested with {tested}.", ""])
 
 
 def test_the_page_is_what_the_tests_say() -> None:

@@ -137,6 +137,31 @@ def test_bfloat16_equals_that_of_our_trainer(label: str) -> None:
     deep_compare(expected, Loop(ALGORITHMS[label](), precision="bf16").train())
 
 
+class Float32Outputs(Callback):
+    """Makes the model return float32."""
+
+    def init(self, state: State, logger: Logger) -> None:
+        state.model.register_forward_hook(lambda module, args, outputs: outputs.float())
+
+
+def test_an_interpolated_loss_of_bfloat16_equals_that_of_float32_outputs() -> None:
+    """Accelerate returns outputs in float32, so that the gradients of two losses are rounded once, not each."""
+    options = {"precision": "amp_bf16"}
+    actual = Loop([MixUp(interpolate_loss=True)], precision="bf16").train()
+
+    deep_compare(HostProblem.train([MixUp(interpolate_loss=True)], callbacks=Float32Outputs(), **options), actual)
+    with pytest.raises(AssertionError):
+        deep_compare(HostProblem.train([MixUp(interpolate_loss=True)], **options), actual)
+
+
+def test_a_compiled_model_has_the_same_weights() -> None:
+    torch.compiler.reset()
+    loop = Loop(ALGORITHMS["all"](), accelerator={"dynamo_backend": "eager"})
+
+    assert isinstance(loop.net, torch._dynamo.OptimizedModule)
+    deep_compare(with_our_trainer("all"), loop.train())
+
+
 def test_checkpoints_on_the_way_change_nothing(tmp_path: Path) -> None:
     deep_compare(with_our_trainer("all"), Loop(ALGORITHMS["all"]()).train(save=(3, tmp_path)))
 

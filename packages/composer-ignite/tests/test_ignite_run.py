@@ -104,6 +104,25 @@ def test_the_weights_equal_those_of_our_trainer(label: str) -> None:
     deep_compare(with_our_trainer(label), Training(ALGORITHMS[label]()).train())
 
 
+@pytest.mark.parametrize("is_wrapped", [True, False])
+def test_a_compiled_model_has_the_same_weights(is_wrapped: bool) -> None:
+    """Given to the run, or afterwards to the trainer."""
+    torch.compiler.reset()
+    net = layers()
+    compiled: Any = torch.compile(net, backend="eager")
+    run = IgniteRun(
+        net if is_wrapped else compiled,
+        ALGORITHMS["all"](),
+        optimizer=sgd(net),
+        loss=criterion,
+        max_duration=f"{EPOCHS}ep",
+        seed=SEED,
+    )
+    run.create_supervised_trainer(compiled if is_wrapped else None).run(data(), max_epochs=EPOCHS)
+
+    deep_compare(with_our_trainer("all"), copy.deepcopy(net.state_dict()))
+
+
 def test_a_model_of_composer_needs_no_loss() -> None:
     model = ModuleWithLoss(layers(), cross_entropy)
     run = IgniteRun(

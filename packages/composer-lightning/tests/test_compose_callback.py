@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import signal
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from composer.algorithms.layer_freezing import LayerFreezing
 from composer.algorithms.mixup import MixUp
 from composer.algorithms.sam import SAM
 from composer.core import (
+    DROPS_PIXELS,
     REPLACES_OPTIMIZER,
     Algorithm,
     Callback,
@@ -33,7 +35,7 @@ from composer.core import (
 )
 from composer.hosts.lightning import ComposeCallback
 from composer.loggers import Logger
-from composer.testing import HostProblem, deep_compare
+from composer.testing import HostProblem, deep_compare, run_on_ranks
 
 LENGTH, BATCH, EPOCHS, SEED = HostProblem.length, HostProblem.batch_size, HostProblem.epochs, HostProblem.seed
 layers, criterion, data, sgd = HostProblem.network, HostProblem.loss, HostProblem.loader, HostProblem.optimizer
@@ -121,6 +123,22 @@ def test_two_batches_per_step_equal_microbatches(label: str, split: bool) -> Non
 @pytest.mark.parametrize("label", ["SAM", "all"])
 def test_bfloat16_equals_that_of_our_trainer(label: str) -> None:
     deep_compare(with_our_trainer(label, precision="amp_bf16"), fit(label, precision="bf16-mixed"))
+
+
+def test_a_compiled_module_has_the_same_weights() -> None:
+    graphs: list[str] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(str(graph.graph))
+        return graph.forward
+
+    torch.compiler.reset()
+    net = SplitNet()
+    trainer_of(callback_of("all")).fit(torch.compile(net, backend=backend), data())  # type: ignore[arg-type]
+
+    assert any("batch_norm" in graph for graph in graphs)
+    assert {"forward", "training_step"} < vars(net).keys()  # still compiled
+    deep_compare(with_our_trainer("all"), copy.deepcopy(net.layers.state_dict()))
 
 
 def test_evaluations_and_checks_on_the_way_change_nothing() -> None:
@@ -264,21 +282,56 @@ SAVES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("when", SAVES)
-@pytest.mark.parametrize("label", ["all", "LayerFreezing"])
-def test_a_killed_run_resumes_exactly(label: str, when: str, tmp_path: Path) -> None:
-    saver: Any = ModelCheckpoint(tmp_path, save_last=True, **SAVES[when])
-    trainer = trainer_of(callback_of(label), saver, Death(LENGTH + 2))
-    with pytest.raises(Died):
-        trainer.fit(SplitNet(), data())
+class Kill(Death):
+    """Kills the process."""
 
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        if trainer.global_step == self.step:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def train_until_killed(label: str, when: str, folder: str) -> None:
+    os.chdir(folder)
+    saver: Any = ModelCheckpoint(folder, save_last=True, **SAVES[when])
+    trainer_of(callback_of(label), saver, Kill(LENGTH + 2)).fit(SplitNet(), data())
+
+
+def resumed(label: str, loader: Any, folder: Path) -> dict[str, Any]:
+    """Return the weights at the end of a run that continues from the last checkpoint."""
     net = SplitNet()
     with torch.no_grad():
         for parameter in net.parameters():
             parameter.zero_()
     torch.manual_seed(55)
-    trainer_of(callback_of(label)).fit(net, data(), ckpt_path=tmp_path / "last.ckpt", weights_only=True)
-    deep_compare(with_our_trainer(label), copy.deepcopy(net.layers.state_dict()))
+    trainer_of(callback_of(label)).fit(net, loader, ckpt_path=folder / "last.ckpt", weights_only=True)
+    return copy.deepcopy(net.layers.state_dict())
+
+
+@pytest.mark.parametrize("when", SAVES)
+@pytest.mark.parametrize("label", ["all", "LayerFreezing"])
+def test_a_run_whose_process_is_killed_resumes_exactly(label: str, when: str, tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match=r"SIGKILL|-9|died"):
+        run_on_ranks(train_until_killed, 1, label, when, str(tmp_path), backend=None)
+
+    deep_compare(with_our_trainer(label), resumed(label, data(), tmp_path))
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata calls it
+@pytest.mark.parametrize("label", ["all", "LayerFreezing"])
+def test_a_run_resumes_in_mid_epoch_with_a_loader_that_has_a_state(label: str, tmp_path: Path) -> None:
+    """Lightning saves the state of the loader: the order of the shuffled examples, and the position."""
+    torchdata = pytest.importorskip("torchdata.stateful_dataloader", reason="torchdata is not installed")
+
+    def shuffled(seed: int) -> Any:
+        generator = torch.Generator().manual_seed(seed)
+        return torchdata.StatefulDataLoader(data().dataset, BATCH, shuffle=True, generator=generator)
+
+    net, saver = SplitNet(), ModelCheckpoint(tmp_path, save_last=True, every_n_train_steps=LENGTH + 2)
+    trainer_of(callback_of(label)).fit(net, shuffled(1))
+    with pytest.raises(Died):
+        trainer_of(callback_of(label), saver, Death(LENGTH + 3)).fit(SplitNet(), shuffled(1))
+
+    deep_compare(copy.deepcopy(net.layers.state_dict()), resumed(label, shuffled(2), tmp_path))
 
 
 def test_checkpoints_hold_the_averages(tmp_path: Path) -> None:
@@ -470,13 +523,29 @@ def refused(callback: ComposeCallback, *others: Any, module: Any = None, **optio
     trainer.fit(SplitNet() if module is None else module, data())
 
 
-def test_what_lightning_cannot_do_is_refused_before_training() -> None:
+class OfTheData(Algorithm):
+    """Adds a transform to the data set."""
+
+    events = frozenset({Event.FIT_START})
+    placement = Placement(provides={DROPS_PIXELS})
+
+    def apply(self, event: Event, state: State, logger: Logger) -> None: ...
+
+
+def test_what_lightning_cannot_do_is_refused_when_constructed() -> None:
     with pytest.raises(ConflictError, match=r"`MixUp` acts at BEFORE_LOSS.*return `self\.composer\.loss\(batch\)`"):
-        refused(ComposeCallback(MixUp()), module=Net())
+        ComposeCallback(MixUp())
     with pytest.raises(
         ConflictError, match=r"`Replacing` replaces the optimizer.*Create that optimizer in `configure_opt"
     ):
-        refused(ComposeCallback(Replacing()))
+        ComposeCallback(Replacing())
+    with pytest.raises(ConflictError, match=r"`OfTheData` changes the transforms.*Add the transform to the data set"):
+        ComposeCallback(OfTheData())
+    with pytest.raises(ConflictError, match="`EMA` is given twice"):
+        ComposeCallback([EMA(), EMA()])
+
+
+def test_what_conflicts_with_the_trainer_is_refused_before_training() -> None:
     with pytest.raises(ConflictError, match=r"`GradientClipping` clips gradients.*`gradient_clip_val` clips as well"):
         refused(ComposeCallback(GradientClipping("norm", 1.0)), gradient_clip_val=1.0)
     with pytest.raises(ConflictError, match=r"`LayerFreezing` freezes weights.*`Freezing` freezes and unfreezes"):

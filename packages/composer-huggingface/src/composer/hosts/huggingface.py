@@ -22,10 +22,14 @@ from composer.core import (
     ADDS_LOSS,
     CHANGES_BATCH_SIZE,
     CLIPS_GRADIENTS,
+    INTERPOLATES_LOSS,
+    MIXES_TARGETS,
+    PRUNES_BATCH,
     REPLACES_MODEL,
     REPLACES_OPTIMIZER,
     SCALES_SCHEDULE,
     SMOOTHS_TARGETS,
+    TRANSFORMS_BATCH,
     WEIGHS_LOSS,
     WRAPS_OPTIMIZER,
     Algorithm,
@@ -35,7 +39,7 @@ from composer.core import (
     Plan,
     Precision,
 )
-from composer.core.hosted_run import total_loss
+from composer.core.hosted_run import algorithms_in, total_loss
 from composer.loggers import LoggerDestination
 from composer.utils.misc import needs_closure
 
@@ -80,6 +84,11 @@ _HOOKS = {
     **dict.fromkeys((Event.EVAL_BEFORE_ALL, Event.EVAL_STANDALONE_START, Event.EVAL_START), "evaluation_loop"),
     **dict.fromkeys((Event.EVAL_AFTER_ALL, Event.EVAL_STANDALONE_END, Event.EVAL_END), "evaluation_loop"),
 }
+# Effects of algorithms that use the part of the batch under a key.
+_USES = {
+    "input_key": {TRANSFORMS_BATCH, PRUNES_BATCH},
+    "target_key": {MIXES_TARGETS, INTERPOLATES_LOSS, SMOOTHS_TARGETS, PRUNES_BATCH},
+}
 _SHARDED = {"DEEPSPEED", "FSDP", "MEGATRON_LM", "XLA"}
 
 
@@ -123,8 +132,8 @@ class ComposerMixin(_Trainer):
 
     Raises:
         ConflictError: The host or one of its settings does not support an algorithm.
-        ValueError: The model is sharded or trained by several devices in one process, or a setting repeats or
-            interrupts steps.
+        ValueError: The model is sharded or trained by several devices in one process, a setting repeats or interrupts
+            steps, or an algorithm has no key for the parts of a batch that it uses.
 
     Example:
         >>> args = transformers.TrainingArguments("out", report_to="none", disable_tqdm=True, use_cpu=True)
@@ -242,6 +251,7 @@ class _Hooks(TrainerCallback):
         if self._compute_loss is not None:
             trainer.compute_loss_func = self._compute_split_loss
         _check(trainer.args, trainer)
+        _check_keys(trainer, algorithms_in(parts["algorithms"]))
         self.start(trainer.model, trainer.optimizer)
 
     def start(self, model: Any, optimizer: torch.optim.Optimizer | None = None) -> None:
@@ -572,6 +582,26 @@ def _check(args: Any, trainer: Any) -> None:
     ):
         if getattr(args, name, False):
             raise ValueError(f"`{name}` must be False, got True. {way_out}")
+
+
+def _check_keys(trainer: Any, algorithms: Sequence[Algorithm]) -> None:
+    """Raise ValueError if an algorithm looks for a part of a batch by its position.
+
+    A subclass with passes of its own may have other batches than dictionaries.
+    """
+    own = ("compute_loss", "training_step", "_prepare_inputs")
+    others = (kind for kind in type(trainer).__mro__ if kind not in (ComposerMixin, transformers.Trainer))
+    if any(name in vars(kind) for kind in others for name in own):
+        return
+    for algorithm in algorithms:
+        for key, effects in _USES.items():
+            value = getattr(algorithm, key, None)
+            if isinstance(value, int) and effects & algorithm.placement.provides:
+                example = {"input_key": "pixel_values", "target_key": _LABELS}[key]
+                raise ValueError(
+                    f"`{key}` of `{type(algorithm).__name__}` must be a key of the batch, which is a dictionary, got "
+                    f"{value}. Pass for example `{key}={example!r}`."
+                )
 
 
 def _check_unused_parameters(args: Any, run: HostedRun) -> None:

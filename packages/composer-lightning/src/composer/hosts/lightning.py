@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -119,9 +120,12 @@ class ComposeCallback(pl.Callback):
         run: The `HostedRun`; None before `setup`.
 
     Raises:
-        ConflictError: In `setup`, if Lightning or one of its features does not support an algorithm.
-        ValueError: In `setup`, if the optimization is manual, the strategy shards the model, the run has no length,
-            there is another `ComposeCallback`, or `StochasticWeightAveraging` or a `Tuner` is used.
+        ConflictError: Lightning does not support an algorithm, an algorithm needs `loss`, or two exclude each other. In
+            `setup`, if an option or a callback of Lightning's `Trainer` conflicts with an algorithm.
+        TypeError: `algorithms` has other objects, or `forward` or `loss` is not callable.
+        ValueError: `forward` is given without `loss`. In `setup`, if the optimization is manual, the strategy shards
+            the model, the run has no length, there is another `ComposeCallback`, or `StochasticWeightAveraging` or a
+            `Tuner` is used.
 
     Example:
         >>> callback = ComposeCallback([])
@@ -151,6 +155,8 @@ class ComposeCallback(pl.Callback):
         self._has_loss = False  # `loss` was called in this `training_step`
         self._before = (0, 0)  # epochs and batches of the run that this `Trainer` does not count
         self._is_resumed = False  # a checkpoint with the state of the run was loaded for this `fit`
+        self._replaced: dict[str, Any] = {}  # attributes of the module, such as a compiled `training_step`
+        self._check_algorithms()
 
     # ---- what the module calls ----
 
@@ -178,10 +184,35 @@ class ComposeCallback(pl.Callback):
 
     # ---- before training ----
 
+    def _check_algorithms(self) -> None:
+        """Raise an error for what no `Trainer` of Lightning supports."""
+        for algorithm in self._algorithms:
+            if DROPS_PIXELS in algorithm.placement.provides and Event.FIT_START in (algorithm.events or ()):
+                raise ConflictError(
+                    f"`{type(algorithm).__name__}` changes the transforms of the data set. {_TRANSFORM}"
+                )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the run of `setup` warns
+            HostedRun(
+                torch.nn.Identity(),
+                self._algorithms,
+                max_duration="1ep",
+                forward=self._forward,
+                loss=self._loss,
+                unavailable=self._features(),
+            )
+
+    def _features(self) -> dict[Event | str, str]:
+        """Return the events and effects that Lightning does not support, whatever its `Trainer`."""
+        return _FEATURES if self._loss is not None else {**_FEATURES, **dict.fromkeys(_OF_THE_LOSS, _SPLIT)}
+
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Announce INIT, before optimizers are created and weights are loaded."""
         self._trainer = trainer
         pl_module.composer = self  # type: ignore[assignment]
+        if getattr(pl_module, "_compiler_ctx", None) is not None:  # Lightning compiles `training_step`, too
+            # The events of a run are Python; `forward` of the module stays compiled.
+            self.loss = torch.compiler.disable(self.loss)  # type: ignore[method-assign, no-untyped-call]
         if stage != "fit":
             return
         self._check(trainer, pl_module)
@@ -208,6 +239,7 @@ class ComposeCallback(pl.Callback):
             )
             run.init()
             self.run, self._before = run, (0, 0)
+        self._replaced = {name: value for name, value in vars(pl_module).items() if name in _WRAPPED}
         for name in _WRAPPED:
             original, wrapper = getattr(pl_module, name), getattr(self, f"_{name}")
             # Lightning reads the signature of these methods.
@@ -248,17 +280,9 @@ class ComposeCallback(pl.Callback):
                 f"trains some steps and takes them back, which algorithms cannot. Search with a trainer without "
                 f"`ComposeCallback`."
             )
-        for algorithm in self._algorithms:
-            of_data = DROPS_PIXELS in algorithm.placement.provides and Event.FIT_START in (algorithm.events or ())
-            if of_data:
-                raise ConflictError(
-                    f"`{type(algorithm).__name__}` changes the transforms of the data set. {_TRANSFORM}"
-                )
 
     def _unavailable(self, trainer: pl.Trainer) -> dict[Event | str, str]:
-        features = dict(_FEATURES)
-        if self._loss is None:
-            features |= dict.fromkeys(_OF_THE_LOSS, _SPLIT)
+        features = dict(self._features())
         if trainer.gradient_clip_val is not None:
             features[CLIPS_GRADIENTS] = "`gradient_clip_val` clips as well, after the algorithm. Remove one of the two."
         if str(trainer.precision) == "16-mixed":
@@ -458,6 +482,9 @@ class ComposeCallback(pl.Callback):
         """Remove what `setup` has added to the module."""
         for name in (*_WRAPPED, "composer"):
             vars(pl_module).pop(name, None)
+        vars(pl_module).update(self._replaced)
+        self._replaced = {}
+        vars(self).pop("loss", None)
         self._trainer = None
         self._steps.clear()
 
