@@ -75,9 +75,9 @@ def search(
     Example:
         >>> def far_from_one(points):
         ...     return [abs(math.log2(point["lr"])) for point in points]
-        >>> found = search({"lr": Grid((4, 8))}, {"lr": 4}, far_from_one, higher_is_better=False)
+        >>> found = search({"lr": Grid((4.0, 8.0))}, {"lr": 4.0}, far_from_one, higher_is_better=False)
         >>> found.best.point, found.grid["lr"], found.at_edge
-        ({'lr': 1.0}, (0.5, 1.0, 2.0, 4, 8), ())
+        ({'lr': 1.0}, (0.5, 1.0, 2.0, 4.0, 8.0), ())
     """
     trials: dict[str, Trial] = {}
     sign = 1.0 if higher_is_better else -1.0

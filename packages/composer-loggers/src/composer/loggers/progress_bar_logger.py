@@ -43,8 +43,8 @@ class ProgressBarLogger(LoggerDestination):
     shows its results. The rate of the training does not include the time of evaluations. The hyperparameters are
     printed once, before anything else.
 
-    While there is a bar on a terminal, what a program prints, warns of or logs there gets lines of its own: the standard
-    streams, and those of logging handlers, are replaced until the bar ends.
+    While there is a bar on a terminal, what a program prints, warns of or logs there gets lines of its own: the
+    standard streams, and those of logging handlers, are replaced until the bar ends.
 
     On a terminal or in a notebook a bar is redrawn ten times a second; in a file it is a plain line every 30 seconds. A
     training step never waits for the device: the losses shown are copied in the background.
