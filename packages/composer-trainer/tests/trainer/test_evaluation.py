@@ -279,3 +279,17 @@ def test_fit_replaces_the_label_of_the_training_data(make_trainer: MakeTrainer) 
     trainer.fit(train_dataloader_label="second")
 
     assert (trainer.state.dataloader_label, trainer.state.timestamp.batch) == ("second", 1)
+
+
+def test_eval_returns_the_values_of_each_loader_and_a_notebook_shows_them(make_trainer: MakeTrainer) -> None:
+    trainer = make_trainer(eval_dataloader=None)
+    data = trainer.state.train_dataloader
+    loaders = [Evaluator(label="first", dataloader=data), Evaluator(label="second", dataloader=data)]
+    results = trainer.eval(loaders)
+
+    assert list(results) == ["first", "second"]
+    assert results["second"] == trainer.state.eval_metric_values
+    page = results._repr_html_()
+    assert results["first"]
+    assert all(f"{float(value):.4g}" in page for value in results["first"].values())
+    assert page.count("<tr>") == 1 + sum(map(len, results.values()))

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from composer.core.engine import Plan
     from composer.core.state import State
 
-__all__ = ["call_of", "html_of_plan", "html_of_state", "name_of_model", "name_of_optimizer"]
+__all__ = ["call_of", "html_of_plan", "html_of_state", "name_of_model", "name_of_optimizer", "number"]
 
 _MOST_METRICS = 20  # rows
 _PLAIN = (bool, int, float, str, Time)
@@ -98,10 +98,16 @@ def _rows_of_state(state: State) -> Iterator[tuple[str, Any]]:
     metrics = {f"train/{name}": value for name, value in state.train_metric_values.items()}
     metrics |= {f"eval/{name}": value for name, value in state.eval_metric_values.items()}
     for name, value in list(metrics.items())[:_MOST_METRICS]:
-        yield name, _number(value)
+        yield name, number(value)
 
 
-def _number(value: Any) -> str:
+def number(value: Any) -> str:
+    """Return a number, or a tensor of one, with four digits; anything else as its text.
+
+    Example:
+        >>> number(0.123456)
+        '0.1235'
+    """
     try:
         return f"{float(value):.4g}"
     except (TypeError, ValueError):  # not a number, or several

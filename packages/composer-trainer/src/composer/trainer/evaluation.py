@@ -13,6 +13,7 @@ import torch
 from torch.utils.data.distributed import DistributedSampler
 
 from composer.core import DataSpec, Engine, Evaluator, Event, State, Timestamp
+from composer.core.display import number
 from composer.devices import DeviceCPU
 from composer.loggers import Logger
 from composer.models import ComposerModel
@@ -23,6 +24,7 @@ from composer.trainer.precision import autocast
 from composer.trainer.ranks import SingleProcess, set_epoch
 from composer.trainer.resume.generators import FirstAccesses
 from composer.utils import dist, model_eval_mode
+from composer.utils.html import table
 
 
 class Evaluation:
@@ -68,12 +70,15 @@ class Evaluation:
             self.engine.run_event(Event.EVAL_AFTER_ALL)
         return True
 
-    def run_standalone(self, extra: Sequence[Evaluator], subset: int) -> None:
+    def run_standalone(self, extra: Sequence[Evaluator], subset: int) -> Results:
         """Evaluate outside `fit`.
 
         Args:
             extra: Evaluators for this call only; empty: those of the run.
             subset: The number of batches of each evaluator; -1: its own setting.
+
+        Returns:
+            The computed metrics of each evaluator.
 
         Raises:
             ValueError: There are no evaluators.
@@ -94,24 +99,31 @@ class Evaluation:
         try:
             with self.parallel.report_lost_ranks():
                 self.engine.run_event(Event.EVAL_STANDALONE_START)
-                self.run(extra or own, None if subset == -1 else subset)
+                results = self.run(extra or own, None if subset == -1 else subset)
                 self.engine.run_event(Event.EVAL_STANDALONE_END)
+            return results
         finally:
             state.evaluators = own
 
-    def run(self, evaluators: Sequence[Evaluator], subset_num_batches: int | None = None) -> None:
+    def run(self, evaluators: Sequence[Evaluator], subset_num_batches: int | None = None) -> Results:
         """Run evaluators one after the other, in eval mode and without gradients.
 
         Args:
             evaluators: The evaluators.
             subset_num_batches: The number of batches of each; None: its own setting.
+
+        Returns:
+            The computed metrics of each evaluator.
         """
+        results = Results()
         with torch.no_grad(), model_eval_mode(self.state.model), self.modes.evaluating():
             for evaluator in evaluators:
                 default = -1 if evaluator.subset_num_batches is None else evaluator.subset_num_batches
-                self._evaluate(evaluator, default if subset_num_batches is None else subset_num_batches)
+                subset = default if subset_num_batches is None else subset_num_batches
+                results[evaluator.label] = self._evaluate(evaluator, subset)
+        return results
 
-    def _evaluate(self, evaluator: Evaluator, subset: int) -> None:
+    def _evaluate(self, evaluator: Evaluator, subset: int) -> dict[str, Any]:
         state, run_event, spec = self.state, self.engine.run_event, evaluator.dataloader
         with active_dataloader(state, spec.dataloader, evaluator.label, subset):
             state.eval_timestamp = Timestamp()
@@ -135,8 +147,9 @@ class Evaluation:
                     f"{evaluator.label!r} yielded nothing.",
                     stacklevel=2,
                 )
-            self._log(evaluator.label, metrics)
+            values = self._log(evaluator.label, metrics)
             run_event(Event.EVAL_END)
+        return values
 
     def _batches(self, spec: DataSpec) -> Any:
         return itertools.islice(iter(spec.dataloader), self.state.dataloader_limit)
@@ -197,10 +210,25 @@ class Evaluation:
     def _outputs_of(self, batch: Any) -> Any:
         return self.model.eval_forward(batch)
 
-    def _log(self, label: str, metrics: dict[str, Any]) -> None:
+    def _log(self, label: str, metrics: dict[str, Any]) -> dict[str, Any]:
         values = {name: metric.compute() for name, metric in metrics.items()}
         self.state.eval_metric_values.update(values)
         self.logger.log_metrics({f"metrics/{label}/{name}": value for name, value in values.items()})
+        return values
+
+
+class Results(dict[str, dict[str, Any]]):
+    """The computed metrics of an evaluation: label of the evaluator -> name -> value. A notebook shows a table.
+
+    Example:
+        >>> results = Results(eval={"MulticlassAccuracy": torch.tensor(0.75)})
+        >>> results["eval"]["MulticlassAccuracy"].item()
+        0.75
+    """
+
+    def _repr_html_(self) -> str:
+        rows = [(label, name, number(value)) for label, values in self.items() for name, value in values.items()]
+        return table("Evaluation", rows, ("evaluator", "metric", "value"))
 
 
 def _unwrapped(state: State) -> Any:

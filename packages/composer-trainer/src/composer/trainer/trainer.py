@@ -40,7 +40,7 @@ from composer.trainer import construction
 from composer.trainer.construction import RunsProfiler
 from composer.trainer.construction import generate_run_name as _generate_run_name
 from composer.trainer.description import describe_run
-from composer.trainer.evaluation import Evaluation, predict
+from composer.trainer.evaluation import Evaluation, Results, predict
 from composer.trainer.loop import FitLoop
 from composer.trainer.metrics import TrainMetrics
 from composer.trainer.microbatch import adjust_device_train_microbatch_size as _adjust_device_train_microbatch_size
@@ -948,12 +948,15 @@ class Trainer(_RejectsRemovedArguments):
         self,
         eval_dataloader: Loader | Evaluator | Sequence[Evaluator] | Sequence[Loader] | None = None,
         subset_num_batches: SupportsIndex = -1,
-    ) -> None:
+    ) -> Results:
         """Evaluate. The metrics are in `state.eval_metrics`, their computed values in `state.eval_metric_values`.
 
         Args:
             eval_dataloader: The evaluation data; None: that of the run.
             subset_num_batches: Batches to use of each loader; -1: the number of its `Evaluator`, or all.
+
+        Returns:
+            The computed values by label of the loader and name of the metric, which a notebook shows as a table.
 
         Raises:
             ValueError: There is no evaluation data, or `subset_num_batches` is not a number of batches.
@@ -965,7 +968,7 @@ class Trainer(_RejectsRemovedArguments):
                 eval_dataloader=eval_dataloader, eval_interval=0, eval_subset_num_batches=subset_num_batches
             )
             extra = self._settings.evaluators_of(options)
-        self._evaluation.run_standalone(extra, subset_num_batches)
+        return self._evaluation.run_standalone(extra, subset_num_batches)
 
     def predict(
         self, dataloader: Loader, subset_num_batches: SupportsIndex = -1, *, return_outputs: bool = True
