@@ -292,4 +292,4 @@ def test_eval_returns_the_values_of_each_loader_and_a_notebook_shows_them(make_t
     page = results._repr_html_()
     assert results["first"]
     assert all(f"{float(value):.4g}" in page for value in results["first"].values())
-    assert page.count("<tr>") == 1 + sum(map(len, results.values()))
+    assert page.count("</tr>") == 1 + sum(map(len, results.values()))
