@@ -290,7 +290,8 @@ class Kill(Death):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def train_until_killed(label: str, when: str, folder: str) -> None:
+def train_until_killed(label: str, when: str, folder: str, threads: int) -> None:
+    torch.set_num_threads(threads)  # sums round by it
     os.chdir(folder)
     saver: Any = ModelCheckpoint(folder, save_last=True, **SAVES[when])
     trainer_of(callback_of(label), saver, Kill(LENGTH + 2)).fit(SplitNet(), data())
@@ -311,7 +312,7 @@ def resumed(label: str, loader: Any, folder: Path) -> dict[str, Any]:
 @pytest.mark.parametrize("label", ["all", "LayerFreezing"])
 def test_a_run_whose_process_is_killed_resumes_exactly(label: str, when: str, tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match=r"SIGKILL|-9|died"):
-        run_on_ranks(train_until_killed, 1, label, when, str(tmp_path), backend=None)
+        run_on_ranks(train_until_killed, 1, label, when, str(tmp_path), torch.get_num_threads(), backend=None)
 
     deep_compare(with_our_trainer(label), resumed(label, data(), tmp_path))
 
