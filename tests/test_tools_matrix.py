@@ -146,6 +146,14 @@ class TestPlan:
 
         assert set(workspace.touched("HEAD^")) == {"composer-one", "composer-two", "composer-three"}
 
+    def test_documents_and_the_site_touch_no_package(self, workspace: Workspace, tree: Tree) -> None:
+        tree.write(
+            {"packages/composer-one/README.md": "x", "tools/site/guides/start.md": "x", "README.md": "x"}, tree.root
+        )
+        assert workspace.touched("HEAD") == []
+        tree.write({"tools/other.py": ""}, tree.root)
+        assert workspace.touched("HEAD") == workspace.names
+
     def test_actions_of_others_are_pinned_by_their_digests(self) -> None:
         files = [*(ROOT / ".github").rglob("*.yml")]
         used = [line for file in files for line in file.read_text().splitlines() if re.search(r"\buses: (?!\./)", line)]

@@ -221,6 +221,27 @@ class TestRelease:
             release.check(tree.workspace, tree.workspace["composer-core"], "1.0.0")
         release.check(tree.workspace, tree.workspace["composer-core"], "0.2.0")
 
+    def test_extras_have_bounds_that_releases_meet(self, tree: Tree) -> None:
+        path = self.released(tree)
+        other = tree.add_algorithm("two", dependencies=())
+        text = (path / "pyproject.toml").read_text(encoding="utf-8")
+        extras = '[project.optional-dependencies]\nmore = ["composer-two>=0.1,<1"]\n'
+        (path / "pyproject.toml").write_text(f"{text}\n{extras}", encoding="utf-8")
+        tree.write({"changes/7.added.md": "More."}, path)
+        tree.commit()
+
+        assert other.is_dir()
+        with pytest.raises(release.ReleaseError, match=r"needs `composer-two<1,>=0.1`, but it has no release"):
+            release.check(tree.workspace, tree.workspace["composer-one"], "0.2.0")
+        release.release(tree.workspace, tree.workspace["composer-two"], "0.1.0")
+        release.check(tree.workspace, tree.workspace["composer-one"], "0.2.0")
+        tree.write({"packages/composer-two/changes/9.breaking.md": "`TWO` is gone."})
+        tree.commit()
+        with pytest.raises(release.ReleaseError, match=r"composer-two 1.0.0 is not allowed .*: composer-one"):
+            release.check(tree.workspace, tree.workspace["composer-two"], "1.0.0")
+        names = tree.workspace.in_order()
+        assert names.index("composer-two") < names.index("composer-one")
+
     def test_a_release_is_made_from_main_as_it_is_published(self, tree: Tree, tmp_path: Path) -> None:
         path = self.released(tree)
         tree.git("clone", "--quiet", "--bare", str(tree.root), str(tmp_path / "origin"))

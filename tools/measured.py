@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import composer.algorithms
+from composer.core import Algorithm
 from composer.evidence.ledger import PUBLISHED, Ledger
 from composer.evidence.page import cells, conditions, verdicts
 from composer.evidence.study import AA
@@ -37,6 +39,7 @@ _WHY_NOT: Mapping[str, str] = {
     "LowPrecisionGroupNorm": "it acts in mixed precision on GPUs, and the ledger is of a CPU in fp32",
     "LowPrecisionLayerNorm": "it acts in mixed precision on GPUs, and the ledger is of a CPU in fp32",
     "NoOpModel": "it trains nothing",
+    "PostHocEMA": "the averages are made after training, of any width: their choice needs data of its own",
     "RandAugment": "it changes images one by one on the host, and the images of the tasks are batches on the device",
     "ScaleSchedule": "it sets the length of a run, and each length has a tuned plain training in the ledger",
     "ScheduleFree": "the learning rate of plain training decays in each task, and this method needs one that does not",
@@ -58,10 +61,12 @@ def documents(workspace: Workspace, ledger: Ledger) -> Iterator[tuple[Path, str]
     """
     tasks = verdicts([ledger])
     for package in workspace.packages.values():
-        for method in package.entry_points.get("composer.algorithms", {}):
-            text = _of_method(method, tasks) or (_without(method) if method in _WHY_NOT else _NOT_YET)
-            yield package.path / "README.md", text
-            break
+        listed = package.entry_points.get("composer.algorithms", {})  # transforms and modules, too
+        methods = [name for name in listed if issubclass(getattr(composer.algorithms, name), Algorithm)]
+        if methods:
+            texts = (_of_method(method, tasks) for method in methods)
+            missing = (f"{method}: {_without(method)}" if len(methods) > 1 else _without(method) for method in methods)
+            yield package.path / "README.md", "\n".join(map(_first, texts, missing))
     text = _of_gains(tasks)
     if text:
         yield ROOT / "README.md", text
@@ -94,8 +99,14 @@ def _of_method(method: str, tasks: Mapping[tuple[str, str], list[dict[str, Any]]
     return _table(("task", *_COLUMNS), rows) + "\n" + "\n\n".join(places) + "\n" if rows else ""
 
 
+def _first(text: str, other: str) -> str:
+    return text or other
+
+
 def _without(method: str) -> str:
-    """Return the section of a method that no task can judge."""
+    """Return the section of a method without rows: that no task can judge it, and why, or that it was not tried yet."""
+    if method not in _WHY_NOT:
+        return _NOT_YET
     elsewhere = "[composer-evidence](../composer-evidence) measures methods on your task."
     return f"Not in the ledger: {_WHY_NOT[method]}. {elsewhere}\n"
 

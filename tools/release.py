@@ -103,8 +103,8 @@ def _canonical(version: str) -> Version:
 
 
 def _check_bounds(workspace: Workspace, package: Package, version: Version) -> None:
-    """Check the bounds between the package and the others of this repository."""
-    for requirement in package.dependencies:
+    """Check the bounds between the package and the others of this repository, also those of extras."""
+    for requirement in (*package.dependencies, *package.extras):
         name = canonicalize_name(requirement.name)
         if name not in workspace.packages:
             continue
@@ -118,9 +118,9 @@ def _check_bounds(workspace: Workspace, package: Package, version: Version) -> N
     refusing = [
         f"{other.name} ({requirement})"
         for other in workspace.packages.values()
-        for requirement in other.dependencies
+        for requirement in (*other.dependencies, *other.extras)
         if canonicalize_name(requirement.name) == package.name
-        and other.name not in BUILT_FROM_ALL  # its bounds follow
+        and other.name not in (package.name, *BUILT_FROM_ALL)  # the bounds of the latter follow
         and any(
             one.operator not in (">=", ">") and not one.contains(version, prereleases=True)
             for one in requirement.specifier

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import itertools
 import os
 import shutil
 import subprocess
@@ -57,6 +58,7 @@ class Package:
     requires_python: str
     dependencies: tuple[Requirement, ...]
     test_dependencies: tuple[Requirement, ...]
+    extras: tuple[Requirement, ...]
     entry_points: Mapping[str, Mapping[str, str]]
     scripts: Mapping[str, str]
 
@@ -103,6 +105,7 @@ class Package:
             description=project.get("description", ""),
             requires_python=project["requires-python"],
             dependencies=tuple(map(Requirement, project["dependencies"])),
+            extras=tuple(map(Requirement, itertools.chain(*project.get("optional-dependencies", {}).values()))),
             test_dependencies=tuple(map(Requirement, data.get("dependency-groups", {}).get("test", []))),
             entry_points=project.get("entry-points", {}),
             scripts=project.get("scripts", {}),
@@ -144,20 +147,22 @@ class Workspace:
 
     def __getitem__(self, name: str) -> Package:
         if name not in self.packages:
-            alike = difflib.get_close_matches(name, self.names, 3) or self.names
-            raise ValueError(f"`name` must be a package of this repository, got {name!r}. Choose from {alike}.")
+            alike = difflib.get_close_matches(name, self.names, 3, cutoff=0.75)
+            hint = f"Did you mean {' or '.join(alike)}?" if alike else f"They are {', '.join(self.names)}."
+            raise ValueError(f"`name` must be a package of this repository, got {name!r}. {hint}")
         return self.packages[name]
 
     @property
     def names(self) -> list[str]:
         return list(self.packages)
 
-    def siblings(self, name: str, *, with_tests: bool = False) -> list[str]:
+    def siblings(self, name: str, *, with_tests: bool = False, with_extras: bool = False) -> list[str]:
         """Return the packages of this repository that `name` depends on, directly or indirectly.
 
         Args:
             name: A package.
             with_tests: Include the dependencies of its own tests.
+            with_extras: Include those of extras.
 
         Raises:
             ValueError: A dependency with the prefix of this repository is not in it.
@@ -166,9 +171,8 @@ class Workspace:
         queue = [name]
         while queue:
             package = self[queue.pop()]
-            requirements = package.dependencies + (
-                package.test_dependencies if with_tests and package.name == name else ()
-            )
+            requirements = package.dependencies + (package.extras if with_extras else ())
+            requirements += package.test_dependencies if with_tests and package.name == name else ()
             new = {sibling for requirement in requirements if (sibling := self._own(requirement, package))} - result
             result |= new
             queue += new
@@ -190,8 +194,8 @@ class Workspace:
         return sorted({member for name in names for member in (name, *self.siblings(name))})
 
     def in_order(self) -> list[str]:
-        """Return the names so that each follows its dependencies."""
-        return sorted(self.packages, key=lambda name: (len(self.siblings(name)), name))
+        """Return the names so that each follows its dependencies, also those of its extras."""
+        return sorted(self.packages, key=lambda name: (len(self.siblings(name, with_extras=True)), name))
 
     def inside(self, requirements: Iterable[Requirement]) -> list[str]:
         """Return the names of the `requirements` that are packages of this repository."""
@@ -273,7 +277,8 @@ class Workspace:
     def touched(self, base: str) -> list[str]:
         """Return the packages whose files differ from those of the commit `base`.
 
-        A change of shared files (the settings in the root, the tools) counts as one of all.
+        A change of shared files (the settings in the root, the tools) counts as one of all; one of documents or of the
+        site counts as none.
 
         Raises:
             ValueError: `base` is not a commit that this repository knows.
@@ -281,6 +286,8 @@ class Workspace:
         touched: set[str] = set()
         for path in self.paths_changed(base):
             parts = Path(path).parts
+            if path.endswith(".md") or path.startswith("tools/site/"):  # `docs` and `site` always run
+                continue
             if parts[0] in ("pyproject.toml", "noxfile.py", "tools", ".ci", ".github"):
                 return self.names
             if parts[0] == "packages" and parts[1] in self.packages:

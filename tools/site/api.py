@@ -10,6 +10,7 @@ import ast
 import importlib
 import inspect
 import sys
+import textwrap
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -205,7 +206,32 @@ def _page(page: str, group: list[PublicName]) -> str:
         else:
             options = f"      heading: {heading}\n      toc_label: {entry.name}\n"
             parts.append(f"::: {entry.definition}\n    options:\n{options}")
+            parts.append(_signature(entry))
     return "\n".join(parts)
+
+
+def _signature(entry: PublicName) -> str:
+    """Return signature and documentation of a bound method that a module assigns to a name; "" for anything else."""
+    value = getattr(importlib.import_module(entry.modules[0]), entry.name)
+    if not inspect.ismethod(value):
+        return ""
+    arguments = ",\n".join(f"    {each}" for each in _parameters(inspect.signature(value)))
+    returned = inspect.signature(value).return_annotation
+    text = textwrap.indent(inspect.getdoc(value) or "", "    ")
+    return f"```python\n{entry.name}(\n{arguments},\n) -> {returned}\n```\n\n```text\n{textwrap.dedent(text)}\n```\n"
+
+
+def _parameters(signature: inspect.Signature) -> list[str]:
+    """Return the parameters as a definition has them, with the mark of those that are only keywords."""
+    given = list(signature.parameters.values())
+    named = next((i for i, each in enumerate(given) if each.kind is each.KEYWORD_ONLY), None)
+    stars = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+    texts = [
+        f"{stars.get(each.kind, '')}{each.name}: {each.annotation}"
+        + ("" if each.default is each.empty else f" = {each.default!r}")
+        for each in given
+    ]
+    return texts if named is None else [*texts[:named], "*", *texts[named:]]
 
 
 def _described(entry: PublicName) -> str:
