@@ -225,7 +225,7 @@ def _parameters(signature: inspect.Signature) -> list[str]:
     """Return the parameters as a definition has them, with the mark of those that are only keywords."""
     given = list(signature.parameters.values())
     named = next((i for i, each in enumerate(given) if each.kind is each.KEYWORD_ONLY), None)
-    stars = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+    stars: dict[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
     texts = [
         f"{stars.get(each.kind, '')}{each.name}: {each.annotation}"
         + ("" if each.default is each.empty else f" = {each.default!r}")
