@@ -288,3 +288,5 @@ def test_one_optimizer_cannot_take_turns() -> None:
         Trainer(
             model=gan, optimizers=torch.optim.SGD(gan.parameters(), lr=0.1), train_dataloader=data(), max_duration="1ep"
         )
+    with pytest.warns(UserWarning, match="No optimizer was specified"):
+        Trainer(model=gan)  # to evaluate

@@ -169,9 +169,9 @@ def check_turns(model: torch.nn.Module, given: Any, optimizers: Sequence[torch.o
     """
     if not hasattr(model, "begin_turn"):
         return
-    expected = len(ensure_tuple(given))
+    expected = max(len(ensure_tuple(given)), 1)
     what = f"of {name_of_given(model)}, whose `begin_turn` is called for each"
-    if expected < 2:
+    if given is not None and expected < 2:
         raise ValueError(
             f"`optimizers` must be at least two {what}: with one of them, only one turn is ever taken. Pass one for "
             f"each network, in the order of the turns."
