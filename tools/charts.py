@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import matplotlib
@@ -253,17 +254,24 @@ def effects() -> Figure:
 
 
 def composing() -> Figure:
-    """Show what the best stack of the published ledger's first task buys: complete runs of each length, and plain's."""
-    ledger = Ledger(PUBLISHED)
-    (task, _), entries = next(iter(verdicts([ledger]).items()))
-    stack = next(entry for entry in entries if "+" in entry["method"] and entry["verdict"]["word"] == "gain")
-    plain, reached = ledger.entries("ladder", task)[-1], stack["time_to_target"]
-    metric, full = Metric(**stack["metric"]), stack["steps"]
+    """Show what the stack of each task of the published ledger buys: complete runs of each length, and plain's."""
+    ledger, stacks = Ledger(PUBLISHED), []
+    for (task, _), entries in verdicts([ledger]).items():
+        gains = (entry for entry in entries if "+" in entry["method"] and entry["verdict"]["word"] == "gain")
+        stacks += [(task, stack) for stack in itertools.islice(gains, 1)]
+    figure, axes = _row(len(stacks), height=2.9)
+    for axis, (task, stack) in zip([axes] if len(stacks) == 1 else axes, stacks, strict=True):
+        _ladders(axis, task, stack, ledger.entries("ladder", task)[-1])
+    return figure
+
+
+def _ladders(axes: Any, task: str, stack: Mapping[str, Any], plain: Mapping[str, Any]) -> None:
+    """Draw the complete runs of a stack and of plain training."""
+    reached, metric, full = stack["time_to_target"], Metric(**stack["metric"]), stack["steps"]
     lines = {
         "plain": (GRAY, [(rung["steps"] / full, rung["scores"]) for rung in plain["rungs"]]),
         " + ".join(stack["method"].split("+")): (BLUE, [(rung["time"], rung["scores"]) for rung in reached["rungs"]]),
     }
-    figure, axes = _plot(f"time of a complete run, as a part of plain's {full} steps", f"{metric.title}, %", height=2.8)
     for label, (color, rungs) in lines.items():
         rungs.sort(key=lambda rung: rung[0])
         scores = [metric.scale * torch.tensor([*values.values()]) for _, values in rungs]
@@ -271,13 +279,18 @@ def composing() -> Figure:
         spread = [each.std().item() for each in scores]
         axes.errorbar(times, means, spread, color=color, linewidth=2, marker="o", capsize=3, label=label)
     target = metric.scale * sum(stack["control_scores"].values()) / len(stack["control_scores"])
-    ratio = reached["method"]["ratio"]
+    ratio, up = reached["method"]["ratio"], metric.higher_is_better
     axes.axhline(target, color="black", linewidth=0.8, linestyle=":")
     axes.annotate(
-        f"plain's end, in {ratio:.2f} of its time", (ratio, target), (-6, 4), textcoords="offset points", ha="right"
+        f"plain's end, in {ratio:.2f} of its time",
+        (1.5, target),
+        (0, 4 if up else -10),
+        textcoords="offset points",
+        ha="right",
     )
-    axes.legend(frameon=False, loc="lower right")
-    return figure
+    axes.set(title=task, xlabel=f"time of a complete run / plain's {full} steps")
+    axes.set_ylabel(f"{metric.title}, {metric.unit}" if metric.unit else metric.title)
+    axes.legend(frameon=False, loc="lower right" if up else "upper right")
 
 
 def label_smoothing() -> Figure:
