@@ -66,7 +66,10 @@ def documents(workspace: Workspace, ledger: Ledger) -> Iterator[tuple[Path, str]
         if methods:
             texts = (_of_method(method, tasks) for method in methods)
             missing = (f"{method}: {_without(method)}" if len(methods) > 1 else _without(method) for method in methods)
-            yield package.path / "README.md", "\n".join(map(_first, texts, missing))
+            yield (
+                package.path / "README.md",
+                "\n".join(text or other for text, other in zip(texts, missing, strict=True)),
+            )
     text = _of_gains(tasks)
     if text:
         yield ROOT / "README.md", text
@@ -97,10 +100,6 @@ def _of_method(method: str, tasks: Mapping[tuple[str, str], list[dict[str, Any]]
                 rows.append((task, *cells(entry)[1:]))
                 places.append(_about(task, [entry]))
     return _table(("task", *_COLUMNS), rows) + "\n" + "\n\n".join(places) + "\n" if rows else ""
-
-
-def _first(text: str, other: str) -> str:
-    return text or other
 
 
 def _without(method: str) -> str:
