@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -18,12 +20,13 @@ import wandb
 from composer.loggers import WandBLogger
 
 PROGRAM = """
-import sys, time, torch
+import faulthandler, os, signal, sys, time, torch
 from pathlib import Path
 from composer.core import Engine, State
 from composer.loggers import Logger, WandBLogger
 
-folder, own = sys.argv[1:]
+faulthandler.dump_traceback_later(100)
+folder, own, frozen = sys.argv[1:]
 settings = {"init_timeout": 5}
 options = {"project": "tests", "init_kwargs": {"dir": folder, "settings": settings}}
 several = [WandBLogger(**options, delivery_timeout=3.0 if own == "own" else None) for _ in range(2)]
@@ -35,6 +38,10 @@ engine.run_event("fit_start")
 for step in range(50):
     engine.logger.log_metrics({"loss": torch.tensor(float(step))}, step)
 engine.run_event("fit_end")
+for file in Path("/proc").glob("[0-9]*/status") if frozen == "frozen" else []:
+    if f"PPid:\\t{os.getpid()}\\n" in file.read_text():
+        os.kill(int(file.parent.name), signal.SIGSTOP)
+        print(file.parent.name, file=sys.stderr)
 engine.close()
 deadline = logger.delivery_deadline.for_service()  # shares the time that is lost
 print("lost", round(deadline.timeout - deadline.left(time.monotonic()), 3))
@@ -100,27 +107,54 @@ def use(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "online")
 
 
+def run(folder: Path, *arguments: str) -> tuple[str, str]:
+    """Run the program, which must end, and return its output. W&B's process may outlive it, with its pipes."""
+    command = [sys.executable, "-c", PROGRAM, str(folder), *arguments]
+    out, err = folder / "out.txt", folder / "err.txt"
+    with out.open("w") as out_file, err.open("w") as err_file:
+        process = subprocess.Popen(command, stdout=out_file, stderr=err_file)
+    try:
+        code = process.wait(120)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        logs = [log.read_text() for log in folder.glob("wandb/run-*/logs/*.log")]
+        pytest.fail("\n".join(["The process has not ended.", err.read_text(), *logs]))
+    assert code == 0, err.read_text()
+    return out.read_text(), err.read_text()
+
+
 @pytest.mark.parametrize("own", ["own", "shared"])
 def test_a_process_ends_although_its_server_hangs(own: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """W&B itself would try for days. Of two runs that share the time, the second is given a tenth of it."""
     with server("hangs") as uri:
         use(uri, monkeypatch)
-        command = [sys.executable, "-c", PROGRAM, str(tmp_path), own]
-        run = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+        out, err = run(tmp_path, own, "")
 
-    assert 0 == run.returncode, run.stderr
     folders = sorted(str(folder) for folder in tmp_path.glob("wandb/run-*/files"))
     assert 2 == len(folders)
     for folder in folders:
-        assert f"The upload to W&B; it is kept in {folder} for `wandb sync`, and has not ended" in run.stderr
+        assert f"The upload to W&B; it is kept in {folder} for `wandb sync`, and has not ended" in err
     assert 2 == len(list(tmp_path.glob("wandb/run-*/*.wandb")))
-    lost = float(run.stdout.split()[-1])
+    lost = float(out.split()[-1])
     if own == "own":
         assert 0 == lost
-        assert 2 == run.stderr.count("has not ended in 3 seconds")
+        assert 2 == err.count("has not ended in 3 seconds")
     else:
         assert 3 <= lost < 6
-        assert 1 == run.stderr.count("has not ended in 0.3 seconds")
+        assert 1 == err.count("has not ended in 0.3 seconds")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="finds W&B's process in /proc")
+def test_a_process_ends_although_the_process_that_uploads_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with server("hangs") as uri:
+        use(uri, monkeypatch)
+        _, err = run(tmp_path, "shared", "frozen")
+
+    (frozen,) = (int(line) for line in err.splitlines() if line.isdigit())
+    os.kill(frozen, signal.SIGKILL)
+    assert "W&B's process has not ended in 10 seconds" in err
 
 
 def test_a_missing_artifact_differs_from_a_server_that_is_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

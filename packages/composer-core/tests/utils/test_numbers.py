@@ -50,6 +50,8 @@ def test_each_of_several_numbers_is_checked() -> None:
 def test_integers_are_checked_for_their_type_and_their_bound() -> None:
     with pytest.raises(TypeError, match=r"`n` must be an integer, got 2.0"):
         check_integers(n=2.0, least=1)
+    with pytest.raises(TypeError, match=r"`n` must be an integer, got 0.5"):  # also below the bound
+        check_integers(n=0.5, least=1)
     with pytest.raises(ValueError, match=r"`n` must be at least 1, got 0. Use 8.$"):
         check_integers("Use 8.", n=0, least=1)
     with pytest.raises(ValueError, match=r"`n` must not be negative, got -1.$"):

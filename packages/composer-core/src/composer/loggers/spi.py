@@ -52,6 +52,7 @@ import logging
 import math
 import os
 import shutil
+import sys
 import tempfile
 import threading
 import time
@@ -747,15 +748,15 @@ def call_in_time(call: Callable[[], T], timeout: float, what: str) -> T:
 
     Raises:
         TimeoutError: It took too long.
-        Exception: The exception that the function raised.
+        BaseException: The exception that the function raised.
     """
     results: list[T] = []
-    errors: list[Exception] = []
+    errors: list[BaseException] = []
 
     def run() -> None:
         try:
             results.append(call())
-        except Exception as error:  # noqa: BLE001 - raised below
+        except BaseException as error:  # noqa: BLE001 - raised below
             errors.append(error)
 
     thread = threading.Thread(target=run, name="composer-call", daemon=True)
@@ -776,7 +777,7 @@ def call_at_exit(method: Callable[[], None]) -> None:
 
     It runs before the functions registered with `atexit`: a client that is imported later would close itself before
     those, and all thread pools have ended by then. `threading._register_atexit`, which allows this, is not public;
-    without it `atexit` is used.
+    without it `atexit` is used. What was registered last runs first. An exception is printed.
 
     Args:
         method: A bound method. Its object is referenced weakly.
@@ -788,7 +789,10 @@ def call_at_exit(method: Callable[[], None]) -> None:
     def call() -> None:
         alive = reference()
         if alive is not None:
-            alive()
+            try:
+                alive()
+            except Exception:  # noqa: BLE001 - Python would skip the functions that come after this one
+                sys.excepthook(*sys.exc_info())
 
     register = getattr(threading, "_register_atexit", atexit.register)
     register(call)

@@ -88,9 +88,10 @@ def check_integers(hint: str = "", /, *, least: float = -math.inf, **numbers: An
     """
     for name, value in numbers.items():
         number = plain_int(value)
-        if number is None or number < least:
-            check_finite(hint, least=least, **{name: value})
+        if number is None:
+            check_finite(**{name: value})
             raise TypeError(f"`{name}` must be an integer, got {value!r}.")
+        check_finite(hint, least=least, **{name: number})
 
 
 def int_at_least(name: str, value: object, least: int, unit: str = "", hint: str = "") -> int:

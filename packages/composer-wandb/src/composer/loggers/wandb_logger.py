@@ -9,6 +9,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -41,6 +42,40 @@ if TYPE_CHECKING:
 __all__ = ["WandBLogger"]
 
 _open_runs: set[str] = set()  # ids of the runs that loggers have opened and not finished
+
+
+class _Client:
+    """W&B's client in this process, with the process that uploads, which all runs share."""
+
+    def __init__(self) -> None:
+        self._process: int | None = None
+        self._hanging: set[str] = set()
+
+    def end_in_time(self) -> None:
+        """See that the client ends in time at the end of this process, after the loggers."""
+        if self._process != os.getpid():  # a fork has a client of its own
+            self._process, self._hanging = os.getpid(), set()
+            call_at_exit(self._end)
+
+    def hangs(self, run_id: str) -> None:
+        """Remember a run that could not be finished in time."""
+        self._hanging.add(run_id)
+
+    def _end(self) -> None:
+        """End the client if it hangs: at exit, W&B waits for its other process without a limit.
+
+        If the user has another run, which W&B finishes at exit, W&B does wait.
+        """
+        import wandb
+
+        idle = wandb.run is None or wandb.run.id in self._hanging
+        if self._hanging and idle and self._process == os.getpid():
+            with suppress(SystemExit):  # with the exit code of W&B's process
+                # Writing what it holds to the disk takes it two seconds.
+                call_in_time(wandb.teardown, 10.0, "W&B's process")
+
+
+_client = _Client()
 
 
 class WandBLogger(LoggerDestination):
@@ -254,6 +289,7 @@ class WandBLogger(LoggerDestination):
             arguments.setdefault("reinit", "create_new")
         run = wandb.init(**arguments)
         _open_runs.add(run.id)
+        _client.end_in_time()
         call_at_exit(self._finish_at_exit)
         self.run_dir, self.run_url = run.dir, None if run.offline else run.url
         self.entity, self.project = run.entity, run.project
@@ -318,6 +354,7 @@ class WandBLogger(LoggerDestination):
                 call_in_time(lambda: run.finish(exit_code), left, what)
             except TimeoutError:
                 self._deadline.waited_in_vain(since)
+                _client.hangs(self._saved["id"])
                 raise
 
     def _kept(self) -> str:
