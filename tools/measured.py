@@ -42,7 +42,6 @@ _WHY_NOT: Mapping[str, str] = {
     "PostHocEMA": "the averages are made after training, of any width: their choice needs data of its own",
     "RandAugment": "it changes images one by one on the host, and the images of the tasks are batches on the device",
     "ScaleSchedule": "it sets the length of a run, and each length has a tuned plain training in the ledger",
-    "ScheduleFree": "the learning rate of plain training decays in each task, and this method needs one that does not",
     "SequencePacking": "the text of the tasks is one stream, without documents to pack",
     "StochasticDepth": "it takes the blocks of ResNet-50, which the networks of the tasks do not have",
 }

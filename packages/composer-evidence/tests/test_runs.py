@@ -66,6 +66,25 @@ def test_averages_do_not_change_the_training_and_equal_those_of_runs_of_their_ow
     assert both.scores["SWA"] is not None
 
 
+def test_a_method_that_replaces_the_schedule_runs_at_a_constant_rate() -> None:
+    stack = (("ScheduleFree", {"recalibration_batches": 0, "warmup": "3ba"}),)
+    result = run(spec(seed=3, stack=stack, settings={"lr": 3e-3, "warmup": 0.3}))
+    others = [run(spec(seed=3, stack=stack, settings={"lr": 3e-3, "warmup": other})) for other in (0.0, 0.6)]
+
+    assert (result.status, result.message) == ("finished", "")
+    assert [other.metrics for other in others] == [result.metrics] * 2  # that of the schedule
+
+
+def test_averages_in_the_model_are_scored_with_their_own_batch_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
+    of = {"SWA": AVERAGES["SWA"], "ScheduleFree": ("ScheduleFree", {"recalibration_batches": 0})}
+    measured = {name: run(spec(seed=3, stack=(method,))).metrics for name, method in of.items()}
+    beside = run(spec(seed=3, averages={"SWA": AVERAGES["SWA"]}))
+
+    assert measured["SWA"]["MulticlassAccuracy"] == beside.score("SWA")
+    monkeypatch.setattr("composer.evidence.run.recalibrate_batchnorm", lambda *args: None)
+    assert all(run(spec(seed=3, stack=(method,))).metrics != measured[name] for name, method in of.items())
+
+
 def test_a_run_that_raises_is_a_failed_result_with_the_reason() -> None:
     failed = run(spec(stack=(("LabelSmoothing", {"smoothing": 2.0}),)))
 

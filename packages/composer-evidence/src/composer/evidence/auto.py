@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from composer.core import Algorithm
-from composer.evidence.methods import METHODS, make_algorithms, reason_against
+from composer.evidence.methods import METHODS, make_algorithms, reason_against, training_beside
 from composer.evidence.page import show_effect, write_page
 from composer.evidence.run import write_atomically
 from composer.evidence.runner import Runner
@@ -191,7 +191,7 @@ def load_recipe(path: Path) -> tuple[Any, list[Algorithm]]:
     recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
     training: Any = load_task(recipe["task"]).variants[recipe["variant"]].training
     stack = [(name, arguments) for member in recipe["algorithms"] for name, arguments in member.items()]
-    return replace(training, **recipe["training"]), make_algorithms(stack)
+    return training_beside(stack, replace(training, **recipe["training"])), make_algorithms(stack)
 
 
 def _value(entry: dict[str, Any]) -> float:

@@ -6,12 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import torch
+
 import composer.algorithms
 from composer.core import Algorithm, ConflictError, OrderingError
 from composer.core.ordering import Ordering
 from composer.evidence.task import Grid, Task
+from composer.optim import ComposerScheduler, ConstantScheduler
 
-__all__ = ["METHODS", "Method", "Stack", "class_of", "make_algorithms", "reason_against"]
+__all__ = ["METHODS", "Method", "Stack", "class_of", "make_algorithms", "reason_against", "training_beside"]
 
 Stack = tuple[tuple[str, dict[str, Any]], ...]
 """Algorithms by class name, with their arguments, in the order for the engine."""
@@ -28,6 +31,7 @@ class Method:
         kind: Inputs it needs; "any" for all.
         regularizes: True if only training that fits its data can show its effect.
         averages: True if it does not change the training: its weights are scored in the runs of plain.
+        schedules: True if it takes the place of a schedule: the learning rate stays that of plain's peak beside it.
     """
 
     name: str
@@ -36,6 +40,7 @@ class Method:
     kind: Literal["any", "images", "tokens"] = "any"
     regularizes: bool = False
     averages: bool = False
+    schedules: bool = False
 
 
 _UNIT = {"high": 1.0}
@@ -54,6 +59,12 @@ _ALL = (
         "LAWA", {"interval": "20ba", "recalibration_batches": 0}, {"num_snapshots": Grid((3, 6), low=1)}, averages=True
     ),
     Method("SWA", {"swa_start": "0.75dur", "swa_end": "1dur", "update_interval": "10ba"}, averages=True),
+    Method(
+        "ScheduleFree",
+        {"recalibration_batches": 0},  # as for LAWA
+        {"warmup": Grid(("10ba", "30ba", "60ba"))},
+        schedules=True,
+    ),
     Method("LabelSmoothing", grid={"smoothing": Grid((0.05, 0.1), **_UNIT)}, kind="images"),
     Method("QKNorm", kind="tokens"),
     Method(
@@ -143,6 +154,33 @@ def make_algorithms(stack: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Algo
                 f"`{name}` cannot be constructed: {error}. Give its arguments in `Task.arguments`."
             ) from error
     return algorithms
+
+
+@dataclass(frozen=True)
+class _Constant:
+    """Training without a schedule."""
+
+    training: Any
+
+    def optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:
+        optimizer: torch.optim.Optimizer = self.training.optimizer(model)
+        return optimizer
+
+    def schedule(self) -> ComposerScheduler:
+        return ConstantScheduler()
+
+
+def training_beside(stack: Sequence[tuple[str, Mapping[str, Any]]], training: Any) -> Any:
+    """Return the optimization of a run with some methods.
+
+    Args:
+        stack: Class names and arguments.
+        training: The optimization of plain; see `composer.evidence.Training`.
+
+    Returns:
+        `training`, or the same with a constant learning rate if a method takes the place of its schedule.
+    """
+    return _Constant(training) if any(method_of(name).schedules for name, _ in stack) else training
 
 
 def reason_against(task: Task, names: Sequence[str]) -> tuple[str, str] | None:

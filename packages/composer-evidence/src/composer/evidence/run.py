@@ -26,7 +26,7 @@ import torch
 from composer.algorithms.utils.batchnorm import recalibrate_batchnorm
 from composer.algorithms.warnings import NoEffectWarning, NotIntendedUseWarning
 from composer.core import Callback, Engine, Evaluator, Event, State
-from composer.evidence.methods import make_algorithms
+from composer.evidence.methods import make_algorithms, training_beside
 from composer.evidence.task import Part, Task, digest
 from composer.loggers import InMemoryLogger, Logger
 from composer.utils import get_device
@@ -45,7 +45,8 @@ __all__ = [
 ]
 
 _LABEL = "part"  # of the evaluator
-_WITHOUT_STATISTICS = ("LAWA", "SWA")  # averages that do not bring statistics of batch norm with them
+# Averages that do not bring statistics of batch norm with them.
+_WITHOUT_STATISTICS = frozenset({"LAWA", "SWA", "ScheduleFree"})
 
 
 @dataclass(frozen=True)
@@ -235,6 +236,7 @@ def _train(task: Task, data: Any, spec: RunSpec, folder: Path | None) -> RunResu
 
     variant = task.variants[spec.variant]
     training: Any = replace(variant.training, **spec.settings) if spec.settings else variant.training  # type: ignore[type-var]
+    training = training_beside(spec.stack, training)
     device, memory, sides = get_device(spec.device), InMemoryLogger(), SideAverages(spec.averages)
     with seed_context(spec.seed):
         model = variant.model(data)
@@ -294,7 +296,14 @@ def _evaluate(
         values = {key: float(value.compute()) for key, value in trainer.state.eval_metrics[_LABEL].items()}
         return {key: value if math.isfinite(value) else None for key, value in values.items()}
 
+    def recalibrate() -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", NoEffectWarning)  # a model without batch norm
+            recalibrate_batchnorm(trainer.state.model, train)
+
     weights = _copy(trainer.state.model) if spec.averages else {}
+    if any(name in _WITHOUT_STATISTICS for name, _ in spec.stack):
+        recalibrate()
     first = metrics()
     if task.metric.key not in first:
         raise ValueError(f"`metric.key` must be a metric of the model, {', '.join(first)}, got {task.metric.key!r}.")
@@ -302,9 +311,7 @@ def _evaluate(
     for label, (name, _) in spec.averages.items():
         trainer.state.model.load_state_dict(sides.weights[label])
         if name in _WITHOUT_STATISTICS:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", NoEffectWarning)  # a model without batch norm
-                recalibrate_batchnorm(trainer.state.model, train)
+            recalibrate()
         scores[label] = metrics()[task.metric.key]
         trainer.state.model.load_state_dict(weights)
     return scores, first

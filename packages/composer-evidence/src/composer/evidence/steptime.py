@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from composer.core import Callback, State
-from composer.evidence.methods import make_algorithms
+from composer.evidence.methods import make_algorithms, training_beside
 from composer.evidence.run import RunSpec, hold_machine, write_atomically
 from composer.evidence.task import Task, load_task
 from composer.loggers import Logger
@@ -144,6 +144,7 @@ def _trainer(task: Task, data: Any, spec: RunSpec, turns: Callback) -> Any:
 
     variant = task.variants[spec.variant]
     training: Any = replace(variant.training, **spec.settings) if spec.settings else variant.training  # type: ignore[type-var]
+    training = training_beside(spec.stack, training)
     device = get_device(spec.device)
     with seed_context(spec.seed):
         model = variant.model(data)
