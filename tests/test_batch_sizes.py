@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from composer import Callback, DataSpec, State, Trainer
 from composer.algorithms import BatchSizeWarmup
+from composer.datasets import DeviceLoader, ResumableDataLoader
 from composer.loggers import Logger
 from composer.models import ComposerClassifier
 from composer.optim import (
@@ -42,15 +43,28 @@ class Steps(Callback):
         self.rates[before.sample.value] = state.optimizers[0].param_groups[0]["lr"]
 
 
-def run(*algorithms: Any, microbatch_size: int | None = None, shards: int = 1, **arguments: Any) -> tuple[Any, Steps]:
+def of_torch(dataset: TensorDataset, batch_size: int) -> DataLoader[Any]:
+    sampler = DistributedSampler(dataset, shuffle=False) if dist.get_world_size() > 1 else None
+    return DataLoader(dataset, batch_size=batch_size, sampler=sampler)
+
+
+def on_device(dataset: TensorDataset, batch_size: int, transform: Any = None) -> DeviceLoader:
+    return DeviceLoader(*dataset.tensors, batch_size, shuffle=False, transform=transform)
+
+
+def resumable(dataset: TensorDataset, batch_size: int) -> ResumableDataLoader:
+    return ResumableDataLoader(dataset, batch_size, shuffle=False, num_workers=1)
+
+
+def run(
+    *algorithms: Any, microbatch_size: int | None = None, shards: int = 1, kind: Any = of_torch, **arguments: Any
+) -> tuple[Any, Steps]:
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(SAMPLES, 6, generator=generator, dtype=torch.float64)
     dataset = TensorDataset(inputs, torch.randint(3, (SAMPLES,), generator=generator))
-    sampler = DistributedSampler(dataset, shuffle=False) if shards > 1 else None
     torch.manual_seed(1)
     model = ComposerClassifier(torch.nn.Linear(6, 3).double(), num_classes=3)
     steps = Steps()
-    loader = DataLoader(dataset, batch_size=FINAL // shards, sampler=sampler)
     trainer = Trainer(
         model=model,
         optimizers=torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
@@ -59,7 +73,12 @@ def run(*algorithms: Any, microbatch_size: int | None = None, shards: int = 1, *
         device_train_microbatch_size=microbatch_size,
         progress_bar=False,
         device="cpu",
-        **{"max_duration": "2ep", "schedulers": LinearScheduler(), "train_dataloader": loader, **arguments},
+        **{
+            "max_duration": "2ep",
+            "schedulers": LinearScheduler(),
+            "train_dataloader": kind(dataset, FINAL // shards),
+            **arguments,
+        },
     )
     trainer.fit()
     return trainer, steps
@@ -121,16 +140,52 @@ def test_microbatches_equal_whole_batches() -> None:
     torch.testing.assert_close(weights(whole), weights(parts), atol=1e-12, rtol=0)
 
 
-def on_a_rank() -> tuple[dict[str, torch.Tensor], list[int], list[tuple[int, int, int]]]:
-    trainer, steps = run(BatchSizeWarmup(1, duration="96sp"), shards=dist.get_world_size())
+@pytest.mark.parametrize("kind", [on_device, resumable])
+def test_loaders_that_make_batches_of_any_size_give_the_batches_of_torch(kind: Any, tmp_path: Any) -> None:
+    plain, steps = run(BatchSizeWarmup(2, duration="96sp"))
+    other, other_steps = run(BatchSizeWarmup(2, duration="96sp"), kind=kind)
+    assert (other_steps.sizes, other_steps.counts) == (steps.sizes, steps.counts)
+    deep_compare(weights(other), weights(plain))
+
+    saving = {"save_folder": str(tmp_path), "save_interval": "27ba", "kind": kind}  # in the second epoch
+    run(BatchSizeWarmup(2, duration="96sp"), **saving, max_duration="2ep")
+    resumed, rest = run(BatchSizeWarmup(2, duration="96sp"), kind=kind, load_path=str(tmp_path / "ep1-ba27-rank0.pt"))
+    assert rest.sizes == steps.sizes[27:]
+    deep_compare(weights(resumed), weights(plain))
+
+
+class Noise:
+    """Adds noise, and records how many samples of all ranks it was drawn for."""
+
+    def __init__(self) -> None:
+        self.counts: list[int] = []
+
+    def draw(self, shape: torch.Size, generator: torch.Generator) -> tuple[torch.Tensor, ...]:
+        self.counts.append(shape[0])
+        return (torch.randn(shape, generator=generator, dtype=torch.float64),)
+
+    def __call__(self, inputs: torch.Tensor, targets: Any, drawn: tuple[torch.Tensor, ...]) -> Any:
+        return inputs + drawn[0], targets
+
+
+def test_random_transforms_are_drawn_for_the_samples_of_the_batch() -> None:
+    noise = Noise()
+    _, steps = run(BatchSizeWarmup(2, duration="96sp"), kind=lambda *args: on_device(*args, transform=noise))
+
+    assert noise.counts == steps.sizes
+
+
+def on_a_rank(kind: Any) -> tuple[dict[str, torch.Tensor], list[int], list[tuple[int, int, int]]]:
+    trainer, steps = run(BatchSizeWarmup(1, duration="96sp"), shards=dist.get_world_size(), kind=kind)
     return {name.removeprefix("module."): each for name, each in weights(trainer).items()}, steps.sizes, steps.counts
 
 
-def test_two_ranks_equal_one_process() -> None:
+@pytest.mark.parametrize("kind", [of_torch, on_device])
+def test_two_ranks_equal_one_process(kind: Any) -> None:
     """The duration is of all ranks together, the sizes of one. Rank r has the samples r, r + 2, ..."""
     one, steps = run(BatchSizeWarmup(2, duration="96sp"))
 
-    for found, sizes, counts in run_on_ranks(on_a_rank, 2):
+    for found, sizes, counts in run_on_ranks(on_a_rank, 2, kind):
         torch.testing.assert_close(weights(one), found, atol=1e-12, rtol=0)
         assert [2 * size for size in sizes] == steps.sizes
         assert counts == steps.counts

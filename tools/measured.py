@@ -29,7 +29,6 @@ _BEFORE = "## When not to use it\n"  # the section that a new one precedes
 _NOT_YET = "Not yet. [composer-evidence](../composer-evidence) measures it, on a task of its own or on yours.\n"
 _WHY_NOT: Mapping[str, str] = {
     "AugMix": "it changes images one by one on the host, and the images of the tasks are batches on the device",
-    "BatchSizeWarmup": "the loaders of the tasks make batches of one size",
     "ChannelsLast": "it changes the time of a step, and is part of plain training in all tasks with images",
     "ChunkedCrossEntropy": "it changes memory, not results: see its cost below",
     "Distillation": "what it gains is up to the teacher, and the tasks have none",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol, TypeAlias
 
 import torch
@@ -122,6 +122,8 @@ class DeviceLoader:
         inputs: All samples, on the device.
         targets: All targets, on the device.
         batch_size: Samples per batch of this rank.
+        batch_sizes: Returns the size of a batch by the samples of this rank's share before it in the epoch, for batches
+            that are smaller than `batch_size`, as those of `BatchSizeWarmup`. None: all have `batch_size`.
         transform: Makes the batch.
         sampler: Assigns samples to ranks; `sampler.seed` is the seed.
 
@@ -161,9 +163,11 @@ class DeviceLoader:
         self.inputs = inputs.to(storage).contiguous()
         self.targets = None if targets is None else targets.to(storage).contiguous()
         self.batch_size, self.transform = batch_size, transform
+        self.batch_sizes: Callable[[int], int] | None = None
 
     def __len__(self) -> int:
-        return len(self.sampler.batch_bounds(0, self.batch_size))
+        """Return the number of batches in an epoch, or in the next one if they are of different sizes."""
+        return len(self.sampler.batch_bounds(0, self.batch_sizes or self.batch_size))
 
     def __iter__(self) -> Iterator[Any]:
         epoch, start = self.sampler.begin()  # now, not when the first batch is requested
@@ -176,7 +180,7 @@ class DeviceLoader:
         # Class indices are small: permute them once per epoch, so that a batch only needs a slice.
         ordered = all_targets.index_select(0, share) if all_targets is not None and all_targets.dim() == 1 else None
         generator = torch.Generator(device)
-        for begin, end in sampler.batch_bounds(start, self.batch_size):
+        for begin, end in sampler.batch_bounds(start, self.batch_sizes or self.batch_size):
             indices = share[begin:end]
             targets: Tensor | None = None
             if ordered is not None:
@@ -190,7 +194,8 @@ class DeviceLoader:
     def _make(self, inputs: Tensor, targets: Tensor | None, generator: torch.Generator, epoch: int, begin: int) -> Any:
         if self.transform is None:
             return inputs if targets is None else (inputs, targets)
-        drawn = draw_for_batch(self.transform, self.sampler, self.batch_size, inputs.shape, generator, epoch, begin)
+        size = self.batch_size if self.batch_sizes is None else self.batch_sizes(begin)
+        drawn = draw_for_batch(self.transform, self.sampler, size, inputs.shape, generator, epoch, begin)
         return self.transform(inputs, targets, drawn)
 
     def set_epoch(self, epoch: int) -> None:

@@ -56,6 +56,10 @@ class ResumableDataLoader(DataLoader[Any]):
         **kwargs: Arguments of `DataLoader`: `num_workers`, `pin_memory`, `prefetch_factor`, `persistent_workers`,
             `timeout`, `worker_init_fn`, `multiprocessing_context`.
 
+    Attributes:
+        batch_sizes: Returns the size of a batch by the samples of this rank's share before it in the epoch, for batches
+            that are smaller than `batch_size`, as those of `BatchSizeWarmup`. None: all have `batch_size`.
+
     Raises:
         TypeError: `kwargs` has another argument, such as `sampler`, which this loader sets itself.
         ValueError: `batch_size` is below 1, or above this rank's share while `drop_last` is set; or only one of
@@ -106,6 +110,7 @@ class ResumableDataLoader(DataLoader[Any]):
         self._device_transform = device_transform
         self._keys = _EpochKeys()
         self._inner: DataLoader[Any] | None = None
+        self.batch_sizes: Callable[[int], int] | None = None
         super().__init__(
             dataset,
             batch_size=batch_size,
@@ -118,7 +123,8 @@ class ResumableDataLoader(DataLoader[Any]):
         self._passed = kwargs
 
     def __len__(self) -> int:
-        return len(self._shard.batch_bounds(0, self.batch_size or 1))
+        """Return the number of batches in an epoch, or in the next one if they are of different sizes."""
+        return len(self._shard.batch_bounds(0, self.batch_sizes or self.batch_size or 1))
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch returns its own iterator class
         epoch, start = self._shard.begin()  # now, not when the first batch is requested
@@ -127,7 +133,7 @@ class ResumableDataLoader(DataLoader[Any]):
     def _iterate(self, epoch: int, start: int) -> Iterator[Any]:
         shard = self._shard
         share = shard.share(epoch).tolist()
-        bounds = shard.batch_bounds(start, self.batch_size or 1)
+        bounds = shard.batch_bounds(start, self.batch_sizes or self.batch_size or 1)
         self._keys.keys = [
             (derived_seed(shard.seed, epoch, begin, shard.rank), share[begin:end]) for begin, end in bounds
         ]
@@ -137,7 +143,8 @@ class ResumableDataLoader(DataLoader[Any]):
             yield batch if transform is None else self._on_device(batch, transform, epoch, begin)
 
     def _on_device(self, batch: Any, transform: DeviceTransform, epoch: int, begin: int) -> Any:
-        device, size = self._device, self.batch_size or 1
+        device = self._device
+        size = (self.batch_size or 1) if self.batch_sizes is None else self.batch_sizes(begin)
         inputs, targets = (batch, None) if isinstance(batch, Tensor) else batch
         inputs = inputs.to(device, non_blocking=True)
         targets = None if targets is None else targets.to(device, non_blocking=True)

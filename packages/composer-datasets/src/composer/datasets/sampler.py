@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -117,19 +117,25 @@ class ShardSampler(DistributedSampler[Any]):
             order = torch.arange(self.whole, device=device)
         return order[self.rank : self.total_size : self.num_replicas].contiguous()
 
-    def batch_bounds(self, start: int, batch_size: int) -> list[tuple[int, int]]:
+    def batch_bounds(self, start: int, batch_size: int | Callable[[int], int]) -> list[tuple[int, int]]:
         """Return begin and end of the batches of this rank's share.
 
         Args:
             start: Number of samples to skip.
-            batch_size: Samples per batch of this rank.
+            batch_size: Samples per batch of this rank, or a function that returns them by the samples before the batch.
 
         Example:
             >>> ShardSampler(7, rank=0, world_size=1).batch_bounds(2, batch_size=2)
             [(2, 4), (4, 6), (6, 7)]
         """
-        last = self.num_samples - (batch_size if self.drop_last else 1)
-        return [(begin, min(begin + batch_size, self.num_samples)) for begin in range(start, last + 1, batch_size)]
+        bounds, begin = [], start
+        while begin < self.num_samples:
+            end = begin + (batch_size(begin) if callable(batch_size) else batch_size)
+            if end > self.num_samples and self.drop_last:
+                break
+            bounds.append((begin, min(end, self.num_samples)))
+            begin = end
+        return bounds
 
     def check_batch_size(self, batch_size: int) -> None:
         """Raise an error for a batch size that would give no batch.

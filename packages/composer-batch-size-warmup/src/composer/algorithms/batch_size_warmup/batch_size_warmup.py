@@ -165,12 +165,23 @@ class WarmupBatchSampler(Sampler[list[int]]):
         return batches
 
 
+class _Sizes:
+    """The sizes of the batches of a loader that makes batches of any size; attributes as of `WarmupBatchSampler`."""
+
+    def __init__(self, plan: dict[str, Any]) -> None:
+        self.plan, self.samples_before = plan, 0
+
+    def __call__(self, drawn: int) -> int:
+        return compute_batch_size(self.samples_before + drawn, **self.plan)
+
+
 class BatchSizeWarmup(Algorithm):
     """Trains with small batches first, which grow to the batch size of the loader.
 
-    At FIT_START the batch sampler of the training loader is replaced by a `WarmupBatchSampler`. The size of a batch
-    follows from the number of samples drawn before it; see `compute_batch_size`. The order of the samples is unchanged,
-    and so are batches after the warmup, but for where they begin. An epoch has more batches than without the warmup.
+    At FIT_START the batch sampler of the training loader is replaced by a `WarmupBatchSampler`, or the `batch_sizes` of
+    a loader of `composer.datasets` are set. The size of a batch follows from the number of samples drawn before it; see
+    `compute_batch_size`. The order of the samples is unchanged, and so are batches after the warmup, but for where they
+    begin. An epoch has more batches than without the warmup.
 
     Batches are split into microbatches as always: `device_train_microbatch_size` limits the memory, and a larger batch
     is accumulated from more of them. Several microbatches equal one batch.
@@ -178,13 +189,15 @@ class BatchSizeWarmup(Algorithm):
     Schedules in epochs, samples or tokens ("ep", "sp", "tok", and "dur" of a `max_duration` in these) mean the same as
     without the warmup: epochs are counted in samples. Those in batches end after fewer samples.
 
-    The loader must be a `torch.utils.data.DataLoader` over a data set with indices, with `batch_size`. Resumption is
-    exact on the same number of ranks. The plan, of b, B and D, is saved: another `max_duration` does not change it.
+    The loader must be a `torch.utils.data.DataLoader` over a data set with indices, with `batch_size`, or a
+    `DeviceLoader` or `ResumableDataLoader` of `composer.datasets`. Resumption is exact on the same number of ranks. The
+    plan, of b, B and D, is saved: another `max_duration` does not change it.
 
     **Events** FIT_START; EPOCH_START; BATCH_START, where the size is logged; FIT_END, from where on the loader makes
-    batches of full size. **Reads** the timestamp, the length of the run. **Writes** the batch sampler of
-    `state.dataloader`, `state.dataloader_len` and `state.samples_per_epoch`. **Cost** none. **Compilation** each size
-    may recompile a compiled model: choose "doubling", so that few sizes occur, or microbatches.
+    batches of full size. **Reads** the timestamp, the length of the run. **Writes** the batch sampler or the
+    `batch_sizes` of `state.dataloader`; `state.dataloader_len` and `state.samples_per_epoch`. **Cost** none.
+    **Compilation** each size may recompile a compiled model: choose "doubling", so that few sizes occur, or
+    microbatches.
 
     **Logs** `batch_size_warmup/batch_size`, of one rank.
 
@@ -267,17 +280,21 @@ class BatchSizeWarmup(Algorithm):
             self._plan = self._make_plan(state)
         self._warn_of_changes(loader)
         self._uses_all = state.dataloader_len is None or state.dataloader_len.value == len(loader)
-        replaced = _sampler_of(loader)
+        takes_sizes = hasattr(loader, "batch_sizes")
+        source = loader if takes_sizes else loader.batch_sampler
         if self._uses_all:  # otherwise an epoch has a fixed number of batches
-            samples = len(replaced.sampler)
-            samples -= samples % self._plan["final"] if replaced.drop_last else 0
+            samples = len(source.sampler)
+            samples -= samples % self._plan["final"] if source.drop_last else 0
             state.samples_per_epoch = samples * _num_shards(state)
-        if isinstance(replaced, WarmupBatchSampler):
-            replaced.plan = self._plan
-            return
-        sampler = WarmupBatchSampler(replaced.sampler, **self._plan, drop_last=replaced.drop_last)
-        # The loader refuses assignment, since a running iterator keeps the old one; `_check_loader` excludes that.
-        object.__setattr__(loader, "batch_sampler", sampler)
+        installed = _sampler_of(loader)
+        if isinstance(installed, (WarmupBatchSampler, _Sizes)):
+            installed.plan = self._plan
+        elif takes_sizes:
+            loader.batch_sizes = _Sizes(self._plan)
+        else:
+            sampler = WarmupBatchSampler(source.sampler, **self._plan, drop_last=source.drop_last)
+            # The loader refuses assignment, since a running iterator keeps the old one; `_check_loader` excludes that.
+            object.__setattr__(loader, "batch_sampler", sampler)
 
     def _warn_of_changes(self, loader: Any) -> None:
         """Warn of arguments that differ from those of the plan, which a checkpoint holds."""
@@ -345,7 +362,9 @@ def _parse_duration(value: Any) -> Time[Any]:
 
 
 def _check_loader(loader: Any) -> int:
-    """Return the batch size of a loader, and check that its batch sampler can be replaced."""
+    """Return the batch size of a loader, and check that it can make batches of other sizes."""
+    if hasattr(loader, "batch_sizes"):
+        return int(loader.batch_size)
     sampler = getattr(loader, "batch_sampler", None)
     size = getattr(sampler, "batch_size", None)
     if isinstance(sampler, WarmupBatchSampler):
@@ -359,7 +378,8 @@ def _check_loader(loader: Any) -> int:
         kind = type(loader).__name__ if sampler is None else f"{type(loader).__name__} with a {type(sampler).__name__}"
         raise ValueError(
             f"`train_dataloader` must be a `torch.utils.data.DataLoader` over a data set with indices, made with "
-            f"`batch_size`, for `BatchSizeWarmup`, got a {kind}, whose batches cannot be made anew."
+            f"`batch_size`, or a `DeviceLoader` or `ResumableDataLoader`, for `BatchSizeWarmup`, got a {kind}, whose "
+            f"batches cannot be made anew."
         )
     if getattr(loader, "_iterator", None) is not None and not isinstance(sampler, WarmupBatchSampler):
         raise ValueError(
@@ -370,7 +390,8 @@ def _check_loader(loader: Any) -> int:
 
 
 def _sampler_of(loader: Any) -> Any:
-    return loader.batch_sampler
+    """Return what decides on the sizes of the batches of a loader."""
+    return loader.batch_sizes if hasattr(loader, "batch_sizes") else loader.batch_sampler
 
 
 def _num_shards(state: State) -> int:

@@ -72,10 +72,8 @@ _COMMON: dict[str, Any] = {
     "metric": ACCURACY,
     "kind": "images",
     "base": {"Muon": "adamw"},  # its learning rate transfers from AdamW
-    "not_judged": {
-        "ChannelsLast": "it is part of plain",
-        "BatchSizeWarmup": "the loader of the task makes batches of one size on the device",
-    },
+    "grids": {"BatchSizeWarmup": {"duration": Grid(("960sp", "7680sp"))}},
+    "not_judged": {"ChannelsLast": "it is part of plain"},
 }
 
 

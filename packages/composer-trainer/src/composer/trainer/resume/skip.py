@@ -36,6 +36,8 @@ def has_state(loader: Any) -> bool:
 
 def batch_size_of(loader: Any) -> int | None:
     """Return the samples per batch of a loader; None if they are unknown or vary."""
+    if getattr(loader, "batch_sizes", None) is not None:  # of a loader of `composer.datasets`
+        return None
     sampler = getattr(loader, "batch_sampler", None)
     size = getattr(loader, "batch_size", None) if sampler is None else getattr(sampler, "batch_size", None)
     return size if isinstance(size, int) and size > 0 else None
