@@ -231,7 +231,7 @@ def chaos(session: nox.Session) -> None:
 
 @nox.session(tags=["ci"])
 def docs(session: nox.Session) -> None:
-    """Run every example: the doctests, and the code blocks of each README from top to bottom."""
+    """Run every example: the doctests, and the code blocks of each docstring and README from top to bottom."""
     _install(session, NAMES, *TEST_TOOLS, *TOOL_TOOLS, *_needs_of_examples())
     _pytest(session, "tests/test_docs.py")
 
@@ -239,7 +239,7 @@ def docs(session: nox.Session) -> None:
 @nox.session(tags=["ci"])
 def site(session: nox.Session) -> None:
     """Build the documentation into `.nox/pages/html`, with the tutorials run, and check it (`-- --help`)."""
-    _install(session, NAMES, *TEST_TOOLS, *TOOL_TOOLS, *SITE_TOOLS, "ruff", *_needs_of_examples())
+    _install(session, NAMES, *TEST_TOOLS, *TOOL_TOOLS, *SITE_TOOLS, "nox", "ruff", *_needs_of_examples())
     session.run("python", "-m", "tools.site", *session.posargs, env={"OMP_NUM_THREADS": "1"})
     if not session.posargs:
         _pytest(session, "tests/test_tools_site.py")

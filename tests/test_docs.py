@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tools import docstring_blocks
 from tools.readme_blocks import blocks, command_problems, install_problems, run
 from tools.workspace import ROOT, Workspace
 
@@ -27,6 +28,12 @@ READMES = [
         for name in _DOCUMENTS
         if (package.path / name).exists()
     ),
+]
+SOURCES = [
+    file
+    for package in WORKSPACE.packages.values()
+    for file in sorted(package.source.rglob("*.py"))
+    if docstring_blocks.programs(file.read_text(encoding="utf-8"))
 ]
 OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
@@ -59,7 +66,7 @@ def sessions() -> set[str]:
 
 
 def run_in_a_process_of_its_own(path: Path) -> str:
-    """Run the examples of a README; return the traceback of what went wrong, if anything did.
+    """Run the code blocks of a README or a module; return the traceback of what went wrong, if anything did.
 
     The process is forked from one that has torch already, whose import takes longer than most examples.
     """
@@ -81,7 +88,7 @@ def _run(path: Path, pipe: Connection) -> None:
     os.environ["MPLBACKEND"] = "agg"
     os.chdir(ROOT)
     try:
-        run(path)
+        (docstring_blocks.run if path.suffix == ".py" else run)(path)
     except BaseException:  # `sys.exit` in an example is a failure, too
         pipe.send(traceback.format_exc())
         raise
@@ -96,6 +103,11 @@ def test_the_doctests_of_a_module_pass(name: str, tmp_path: Path, monkeypatch: p
     failed, _ = doctest.testmod(module, optionflags=OPTIONS)
 
     assert failed == 0
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_the_code_blocks_of_docstrings_run(path: Path) -> None:
+    assert run_in_a_process_of_its_own(path) == ""
 
 
 @pytest.mark.parametrize("path", READMES, ids=lambda path: str(path.relative_to(ROOT)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tools import environment, matrix, wheelhouse
+from tools import compatibility, environment, matrix, wheelhouse
 from tools.tiny_tree import Tree, run_tool
 from tools.workspace import ROOT, Workspace, find_uv
 
@@ -29,28 +30,30 @@ def entry(name: str, package: str | None = None, python: str | None = None) -> d
     }
 
 
+@pytest.fixture
+def workspace(tree: Tree) -> Workspace:
+    tree.add_core()
+    for name in ("one", "two", "three"):
+        tree.add_algorithm(name)
+    tree.add_algorithm("top", dependencies=("composer-core>=0.1,<1", "composer-one>=0.1,<1"))
+    tree.write({"tests/test_one.py": f"# {'mark'}.gpu\n"}, tree.workspace["composer-one"].path)
+    tree.commit()
+    return tree.workspace
+
+
+def listing(workspace: Workspace) -> list[dict[str, Any]]:
+    names = workspace.names
+    return [
+        *(entry("pythons", name, python) for python in ("3.10", "3.12") for name in names),
+        *(entry(kind, name) for kind in ("oldest", "newest", "nightly", "regress") for name in names),
+        *(entry("gpu", name) for name in (*names, "all")),
+        entry("lint"),
+    ]
+
+
 class TestPlan:
-    @pytest.fixture
-    def workspace(self, tree: Tree) -> Workspace:
-        tree.add_core()
-        for name in ("one", "two", "three"):
-            tree.add_algorithm(name)
-        tree.add_algorithm("top", dependencies=("composer-core>=0.1,<1", "composer-one>=0.1,<1"))
-        tree.write({"tests/test_one.py": f"# {'mark'}.gpu\n"}, tree.workspace["composer-one"].path)
-        tree.commit()
-        return tree.workspace
-
-    def listing(self, workspace: Workspace) -> list[dict[str, Any]]:
-        names = workspace.names
-        return [
-            *(entry("pythons", name, python) for python in ("3.10", "3.12") for name in names),
-            *(entry(kind, name) for kind in ("oldest", "newest", "nightly", "regress") for name in names),
-            *(entry("gpu", name) for name in (*names, "all")),
-            entry("lint"),
-        ]
-
     def test_columns_say_python_torch_and_device(self, workspace: Workspace) -> None:
-        columns = matrix.plan(workspace, self.listing(workspace), {})
+        columns = matrix.plan(workspace, listing(workspace), {})
 
         assert [(column.name, column.python, column.torch, column.device) for column in columns] == [
             ("pythons-3.10", "3.10", "pinned", "cpu"),
@@ -66,7 +69,7 @@ class TestPlan:
         assert set(columns[-3].sessions) == {f"regress(composer-{name})" for name in ("one", "two", "three", "top")}
 
     def test_only_affected_packages_are_tested(self, workspace: Workspace) -> None:
-        columns = matrix.plan(workspace, self.listing(workspace), {}, ["composer-one"])
+        columns = matrix.plan(workspace, listing(workspace), {}, ["composer-one"])
 
         assert {column.name: column.sessions for column in columns} == {
             "pythons-3.10": ("pythons-3.10(composer-one)", "pythons-3.10(composer-top)"),
@@ -79,7 +82,7 @@ class TestPlan:
         }
 
     def test_a_changed_hub_meets_the_releases_of_its_dependants(self, workspace: Workspace) -> None:
-        columns = matrix.plan(workspace, self.listing(workspace), {}, ["composer-core"])
+        columns = matrix.plan(workspace, listing(workspace), {}, ["composer-core"])
 
         (regress,) = [column for column in columns if column.name == "regress"]
         assert len(regress.sessions) == 4
@@ -129,7 +132,7 @@ class TestPlan:
         assert lines[-1].startswith("~: estimated")
 
     def test_the_workflow_gets_three_matrices(self, workspace: Workspace) -> None:
-        outputs = matrix.workflow(matrix.plan(workspace, self.listing(workspace), {})).splitlines()
+        outputs = matrix.workflow(matrix.plan(workspace, listing(workspace), {})).splitlines()
 
         jobs = {name: json.loads(text)["include"] for name, _, text in (line.partition("=") for line in outputs)}
         assert list(jobs) == ["cpu", "nightly", "cuda"]
@@ -178,6 +181,57 @@ class TestPlan:
     def test_an_unknown_commit_is_an_error(self, workspace: Workspace) -> None:
         with pytest.raises(ValueError, match=r"must be a commit of this repository, got 'origin/none'"):
             workspace.touched("origin/none")
+
+
+class TestCompatibility:
+    def page(self, workspace: Workspace) -> str:
+        return compatibility.compatibility(workspace, matrix.plan(workspace, listing(workspace), {}))
+
+    def test_releases_are_the_tags(self, workspace: Workspace, tree: Tree) -> None:
+        for tag in ("composer-one-v0.1.0", "composer-one-v0.2.0", "composer-one-v0.10.0rc1", "composer-two-v1"):
+            tree.git("tag", tag)
+
+        page = self.page(workspace)
+
+        assert "| composer-one | 0.1.0 | 0.10.0rc1, 0.2.0, 0.1.0 | >=3.10 |" in page
+        assert "| composer-two | 0.1.0 | not released yet | >=3.10 |" in page
+
+    def test_versions_that_are_tested_are_those_of_the_plan(self, workspace: Workspace, tree: Tree) -> None:
+        torch = {name: f"torch>={version}" for name, version in (("core", "2.6"), ("one", "2.7"))}
+        tree.add("composer-core", {"__init__.py": ""}, dependencies=(torch["core"],))
+        tree.add_algorithm("one", dependencies=("composer-core>=0.1,<1", torch["one"]))
+        pinned = re.findall(r"^torch==(\S+)", (ROOT / "tools/constraints/pinned.txt").read_text(), re.MULTILINE)[0]
+
+        table = self.page(tree.workspace).partition("## Tested\n")[2]
+
+        assert [line for line in table.splitlines() if line.startswith("|")] == [
+            "| packages | Python 3.10 | Python 3.11 | Python 3.12 |",
+            "|---|---|---|---|",
+            f"| composer-core, composer-three, composer-two | {pinned} | 2.6 | {pinned}, newest, nightly |",
+            f"| composer-one | {pinned} | 2.7 | {pinned}, newest, nightly, {pinned} on CUDA |",
+            f"| composer-top | {pinned} | 2.7 | {pinned}, newest, nightly |",
+        ]
+
+    def test_a_package_that_a_python_does_not_test_is_shown_as_such(self, workspace: Workspace) -> None:
+        sessions = [entry("pythons", name, "3.12") for name in workspace.names]
+        sessions += [entry("pythons", "composer-two", "3.10"), entry("regress", "composer-one", "3.10")]
+
+        page = compatibility.compatibility(workspace, matrix.plan(workspace, sessions, {}))
+
+        assert "| composer-core, composer-one, composer-three, composer-top | not tested | " in page
+        assert page.count("not tested") == 1
+
+    def test_the_page_of_this_repository_covers_all_packages(self) -> None:
+        if importlib.util.find_spec("nox") is None:
+            pytest.skip("nox is not installed")
+        everything = Workspace()
+
+        page = compatibility.compatibility(everything, matrix.plan(everything, matrix.listing(everything), {}))
+
+        assert all(f"\n| {name} | " in page for name in everything.names)
+        header = page.partition("| packages | ")[2].partition("\n")[0]
+        assert re.findall(r"[\d.]+", header) == everything.settings["pythons"]
+        assert "not tested" not in page
 
 
 def test_the_parts_of_a_suite_make_the_whole(tmp_path: Path) -> None:

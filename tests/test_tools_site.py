@@ -300,15 +300,30 @@ def test_the_examples_of_the_reference_run_as_they_are_shown(names: list[api.Pub
     (tmp_path / "names.json").write_text(json.dumps(modules))
     extension = examples.Examples(names=str(tmp_path / "names.json"))
     for definition in ("composer.algorithms.mixup.mixup.MixUp", "composer.core.time.Time"):
-        module, _, name = definition.rpartition(".")
-        source = Path(importlib.import_module(module).__file__ or "")
-        documented = griffe.visit(module, filepath=source, code=source.read_text(encoding="utf-8"))[name]
+        name = definition.rpartition(".")[2]
+        documented = visited(definition)
 
         extension.on_object(obj=documented)
 
         program = "".join(each.source for each in doctest.DocTestParser().get_examples(documented.docstring.value))
         assert program.startswith(f"from {modules[definition]} import {name}\n")
         exec(program, {})  # noqa: S102 - the program is ours
+
+
+def test_a_literal_block_of_a_docstring_is_shown_as_python(tmp_path: Path) -> None:
+    (tmp_path / "names.json").write_text("{}")
+    state = visited("composer.core.state.State")
+
+    examples.Examples(names=str(tmp_path / "names.json")).on_object(obj=state)
+
+    assert "are enough:\n\n```python\nstate = State(" in state.docstring.value
+
+
+def visited(definition: str) -> griffe.Object:
+    module, _, name = definition.rpartition(".")
+    source = Path(importlib.import_module(module).__file__ or "")
+    found: griffe.Object = griffe.visit(module, filepath=source, code=source.read_text(encoding="utf-8"))[name]
+    return found
 
 
 def test_a_public_name_is_documented_once_where_it_is_defined(names: list[api.PublicName]) -> None:
@@ -337,13 +352,37 @@ def _is_module(module: str, name: str) -> bool:
     return isinstance(getattr(importlib.import_module(module), name), ModuleType)
 
 
-def test_a_name_without_a_definition_shows_its_value(names: list[api.PublicName]) -> None:
+def test_every_public_name_has_a_description(names: list[api.PublicName]) -> None:
+    assert api.undescribed(names) == []
+
+
+def test_a_public_name_without_a_description_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "constants_of_mine.py").write_text('A = 1\n"""One."""\nB = 2\n\n\ndef f() -> None: ...\n')
+    names = [api.PublicName(name, ("short",), f"constants_of_mine.{name}") for name in ("A", "B", "f")]
+    names += [api.PublicName("prod", ("math",), None), api.PublicName("pi", ("math",), None)]
+
+    problems = api.undescribed(names)
+
+    assert problems[0] == (
+        "`short.B` has no description in the reference. Write a docstring for `constants_of_mine.B`; that of a "
+        "constant or an alias stands below the assignment."
+    )
+    assert [problem.split()[0] for problem in problems] == ["`short.B`", "`short.f`", "`math.pi`"]
+
+
+def test_a_name_that_is_imported_on_first_access_is_described_where_it_is_defined(names: list[api.PublicName]) -> None:
+    found = {entry.name: entry for entry in names}
+
+    assert found["__version__"].definition == "composer.__version__"
+    factories = found["BACKEND_TO_OBJECT_STORE_FACTORY"]
+    assert factories.definition == "composer.checkpoint.remote_paths.BACKEND_TO_OBJECT_STORE_FACTORY"
+    assert factories.modules == ("composer.utils", "composer.utils.file_helpers")
+
+
+def test_a_bound_method_shows_what_it_does(names: list[api.PublicName]) -> None:
     texts = api.pages(names)
 
-    assert re.search(r"## composer\.\\_\\_version\\_\\_\n\n`'[\d.]+\S*'`, a `str`\.", texts["reference/composer.md"])
-    utils = "".join(text for page, text in texts.items() if page.startswith("reference/composer.utils"))
-    assert "A `dict` with the keys `'s3'`, " in utils
-    assert "Also in `composer.utils.file_helpers`." in utils
     recipes = "".join(text for page, text in texts.items() if page.startswith("reference/composer.recipes"))
     assert re.search(r"## \S*composed\n\n`composer\.\S+\.Task\.composed`: \w+", recipes)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+import traceback
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -12,13 +14,14 @@ import pytest
 from tools import (
     check_style,
     derived,
+    docstring_blocks,
     link_sources,
     mutants,
     readme_blocks,
     structure,
 )
 from tools.tiny_tree import Tree, run_tool
-from tools.workspace import Workspace
+from tools.workspace import ROOT, Workspace
 
 
 class TestCatalog:
@@ -217,6 +220,103 @@ class TestReadmeBlocks:
         assert list(readme_blocks.command_problems(text, tree.workspace, set())) == [
             "line 3: no module named 'composer.algorithms.two'"
         ]
+
+
+class TestDocstringBlocks:
+    SOURCE = '''"""A module.
+
+These are files::
+
+    model.pt
+    optim/optim.pt    or shards
+"""
+
+FACTOR = 2
+
+
+def double(x):
+    """Return twice a number.
+
+    Example:
+        Of three::
+
+            y = double(3)
+
+
+            def test_it_is_six():
+                assert y == 3 * FACTOR
+
+        And of the net::
+
+            double(y)
+            next(net.parameters())
+    """
+    return FACTOR * x
+'''
+
+    @pytest.fixture
+    def module(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        monkeypatch.syspath_prepend(tmp_path / "src")
+        monkeypatch.chdir(ROOT)
+        monkeypatch.delitem(sys.modules, "a_module", raising=False)
+        (tmp_path / "src").mkdir()
+        return tmp_path / "src" / "a_module.py"
+
+    def test_a_docstring_is_one_program_with_the_line_numbers_of_the_file(self) -> None:
+        (program,) = docstring_blocks.programs(self.SOURCE)
+
+        lines = self.SOURCE.splitlines()
+        assert {number: line for number, line in enumerate(program.splitlines(), start=1) if line} == {
+            number: lines[number - 1][12:] for number in (18, 21, 22, 26, 27)
+        }
+
+    def test_blocks_use_names_of_the_module_and_of_a_training_loop(self, module: Path) -> None:
+        module.write_text(self.SOURCE)
+
+        docstring_blocks.run(module)
+
+    @pytest.mark.parametrize(
+        ("right", "wrong", "error"),
+        [
+            ("double(y)", "triple(y)", NameError),
+            ("y = double(3)", "y = double(3", SyntaxError),
+            ("3 * FACTOR", "4 * FACTOR", AssertionError),
+        ],
+    )
+    def test_a_wrong_block_is_an_error_at_its_line(
+        self, module: Path, right: str, wrong: str, error: type[Exception]
+    ) -> None:
+        module.write_text(self.SOURCE.replace(right, wrong))
+
+        with pytest.raises(error) as raised:
+            docstring_blocks.run(module)
+
+        line = 1 + next(i for i, text in enumerate(module.read_text().splitlines()) if wrong in text)
+        shown = "".join(traceback.format_exception(raised.value))
+        assert f'a_module.py", line {line}' in shown
+
+    @pytest.mark.parametrize(
+        ("code", "expected"),
+        [
+            ("f(x)", True),
+            ("x = 1\ny = (", True),
+            ("from x import y\nwhile y", True),
+            ("[metric][batch=1]: loss/train/total: 0.6931\n[stdout]: what the process printed", False),
+            ("model/model.pt    or shards\nresumption.pkl", False),
+            ('{"model": {"content": {...}, "class": ...},\n "tokenizer": {"a": {...}, ...}}', False),
+        ],
+    )
+    def test_python_is_told_apart_from_other_text(self, code: str, expected: bool) -> None:
+        assert docstring_blocks.is_python(code) is expected
+
+    def test_the_site_shows_literal_blocks_as_fenced_ones(self) -> None:
+        text = "A.\n\nExample:\n    One::\n\n        x = 1\n\n\n        y = 2\n\n    ::\n\n        a  b\n\nSource: C."
+
+        assert docstring_blocks.fenced(text) == (
+            "A.\n\nExample:\n    One:\n\n    ```python\n    x = 1\n\n\n    y = 2\n    ```\n\n"
+            "    ```text\n    a  b\n    ```\n\nSource: C."
+        )
+        assert docstring_blocks.fenced("A `::` and an end::\n\nnext") == "A `::` and an end::\n\nnext"
 
 
 class TestStyle:

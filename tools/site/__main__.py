@@ -16,7 +16,7 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
-from tools import pairs
+from tools import matrix, pairs
 from tools.compatibility import compatibility
 from tools.link_sources import link
 from tools.site import api, links, loop, methods, models, notebooks, pages
@@ -30,8 +30,8 @@ _DIAGRAMS = {
 }
 
 
-def write(folder: Path, *, run_tutorials: bool) -> int:
-    """Write the Markdown pages and MkDocs' configuration into a folder; return the number of public names.
+def write(folder: Path, *, run_tutorials: bool) -> list[api.PublicName]:
+    """Write the Markdown pages and MkDocs' configuration into a folder; return the public names.
 
     Args:
         folder: An empty folder.
@@ -62,7 +62,7 @@ def write(folder: Path, *, run_tutorials: bool) -> int:
     texts["models.md"] = models.page(workspace, entries)
     texts["pairs.md"] = pairs.text_of(results)
     texts["changelogs.md"] = pages.changelogs(workspace)
-    texts["compatibility.md"] = compatibility(workspace)
+    texts["compatibility.md"] = compatibility(workspace, matrix.plan(workspace, matrix.listing(workspace), {}))
 
     tutorials = [source for source in places if source.suffix == ".ipynb"]
     for source, rendered in notebooks.render(tutorials, run=run_tutorials).items():
@@ -90,7 +90,7 @@ def write(folder: Path, *, run_tutorials: bool) -> int:
     navigation = json.dumps(pages.navigation(workspace, ["reference/index.md", *references]))  # JSON is YAML
     configuration = (_SITE / "mkdocs.yml").read_text(encoding="utf-8")
     (folder / "mkdocs.yml").write_text(f"{configuration}\nnav: {navigation}\n", encoding="utf-8")
-    return len(entries)
+    return entries
 
 
 def _modules_by_package(workspace: Workspace, modules: list[str]) -> dict[str, list[str]]:
@@ -122,13 +122,14 @@ def main() -> None:
     if subprocess.run(command, cwd=out, check=False, env={**os.environ, **variables}).returncode:
         sys.exit("mkdocs refused the pages; see above.")
     checked = links.check(out / "html")
-    print(*checked.problems, sep="\n", end="\n" if checked.problems else "")
+    problems = [*api.undescribed(names), *checked.problems]
+    print(*problems, sep="\n", end="\n" if problems else "")
     words = sum(len(re.findall(r"\w+", path.read_text(encoding="utf-8"))) for path in (out / "docs").rglob("*.md"))
     print(
-        f"{out / 'html' / 'index.html'}: {checked.pages} pages, {words} words without docstrings, {names} public names,"
-        f" {checked.links} links inside and {checked.outside} to elsewhere, {len(checked.problems)} problems"
+        f"{out / 'html' / 'index.html'}: {checked.pages} pages, {words} words without docstrings, {len(names)} public "
+        f"names, {checked.links} links inside and {checked.outside} to elsewhere, {len(problems)} problems"
     )
-    if checked.problems:
+    if problems:
         sys.exit(1)
 
 

@@ -9,18 +9,23 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import re
 import sys
 import textwrap
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import griffe
+
+from tools.docstring_blocks import fenced
 from tools.workspace import ROOT, Workspace
 
-__all__ = ["PublicName", "names", "page_of_module", "pages", "public"]
+__all__ = ["PublicName", "names", "page_of_module", "pages", "public", "undescribed"]
 
 
 @dataclass(frozen=True)
@@ -55,8 +60,10 @@ def public(workspace: Workspace) -> dict[str, list[str]]:
     text = (ROOT / "tests" / "public_names.txt").read_text(encoding="utf-8").replace("\n ", " ")
     found = {module: listed.split() for module, _, listed in (line.partition(":") for line in text.splitlines())}
     for package in workspace.packages.values():
-        for file in package.source.rglob("__init__.py"):
-            found.setdefault(".".join(file.parent.relative_to(package.source).parts), [])
+        for file in package.source.rglob("*.py"):
+            if file.name in ("__init__.py", "spi.py"):
+                parts = file.relative_to(package.source).with_suffix("").parts
+                found.setdefault(".".join(parts).removesuffix(".__init__"), [])
     for module, members in found.items():
         if not any(part.startswith("_") for part in module.split(".")):
             more = getattr(importlib.import_module(module), "__all__", ())
@@ -94,18 +101,19 @@ def _definition(module: str, name: str, value: Any) -> str | None:
         home = value.__module__
         if _is_ours(home) and value.__qualname__ in _assigned(home):
             return f"{home}.{value.__qualname__}"
-    return _traced(module, name) or _found_below(module, name, value)
+    return _traced(module, name) or _found(module, name, value)
 
 
 def _is_ours(module: str) -> bool:
     return module.partition(".")[0] == "composer"
 
 
-def _found_below(module: str, name: str, value: Any) -> str | None:
-    """Return where a package defines a name that it imports on first access."""
-    for below in sorted(sys.modules):
-        if below.startswith(f"{module}.") and name in _assigned(below) and getattr(sys.modules[below], name) is value:
-            return f"{below}.{name}"
+def _found(module: str, name: str, value: Any) -> str | None:
+    """Return where a name is defined that a module imports on first access: below the module, or elsewhere."""
+    loaded = filter(_is_ours, sys.modules)
+    for each in sorted(loaded, key=lambda other: (not other.startswith(f"{module}."), other)):
+        if name in _assigned(each) and getattr(sys.modules[each], name, None) is value:
+            return f"{each}.{name}"
     return None
 
 
@@ -193,9 +201,45 @@ def pages(entries: list[PublicName]) -> dict[str, str]:
     return result
 
 
+def undescribed(entries: list[PublicName]) -> list[str]:
+    """Return a sentence for each name that the reference has no description for.
+
+    Args:
+        entries: The public names.
+    """
+    return [
+        f"`{entry.modules[0]}.{entry.name}` has no description in the reference. Write a docstring for "
+        f"`{entry.definition or entry.name}`; that of a constant or an alias stands below the assignment."
+        for entry in entries
+        if not _description(entry)
+    ]
+
+
+def _description(entry: PublicName) -> str:
+    if entry.definition is None:
+        value = getattr(importlib.import_module(entry.modules[0]), entry.name)
+        return (inspect.getdoc(value) or "") if inspect.isroutine(value) else ""
+    module, _, name = entry.definition.rpartition(".")
+    docstring = _members(module)[name].docstring
+    return docstring.value.strip() if docstring else ""
+
+
+@cache
+def _members(module: str) -> Mapping[str, griffe.Object | griffe.Alias]:
+    file = Path(inspect.getfile(importlib.import_module(module)))
+    return griffe.visit(module, filepath=file, code=file.read_text(encoding="utf-8")).members
+
+
 def _page(page: str, group: list[PublicName]) -> str:
     parts = [f"# {page}\n"]
-    documentation = (inspect.getdoc(_module(page)) or "").split("\n\n")[0]
+    documentation = inspect.getdoc(_module(page)) or ""
+    if page.endswith(".spi"):  # for authors of packages, who need the whole story
+        example = re.search(r"^Example:\n((?: {4}.*\n?|\n)+)", documentation, re.MULTILINE)
+        if example:
+            documentation = documentation.replace(example[0], f"## Example\n\n{textwrap.dedent(example[1])}")
+        documentation = fenced(documentation)
+    else:
+        documentation = documentation.split("\n\n")[0]
     if documentation:
         parts.append(f"{documentation}\n")
     for entry in group:
@@ -240,8 +284,6 @@ def _described(entry: PublicName) -> str:
     if inspect.isroutine(value):
         summary = " ".join((inspect.getdoc(value) or "").split("\n\n")[0].split())
         text = f"`{_home(value)}`: {summary}"
-    elif isinstance(value, dict):
-        text = f"A `dict` with the keys {', '.join(f'`{key!r}`' for key in value)}."
     else:
         text = f"`{value!r}`, a `{type(value).__name__}`."
     also = ", ".join(f"`{module}`" for module in entry.modules[1:])

@@ -16,13 +16,17 @@ from typing import Any
 
 import griffe
 
+from tools.docstring_blocks import fenced
+
 __all__ = ["Examples", "imports", "with_imports"]
 
 _IMPORTS = (ast.Import, ast.ImportFrom)
 
 
 class Examples(griffe.Extension):
-    """Adds missing imports, and names the section "Examples:", the only name that griffe does not take for a note.
+    """Adds missing imports, writes literal blocks as Markdown, and renames the section "Example:" to "Examples:".
+
+    griffe takes a section of any other name for a note.
 
     Args:
         names: A JSON file, `{definition of a public name: module that it is imported from}`.
@@ -36,7 +40,7 @@ class Examples(griffe.Extension):
         if obj.docstring is None:
             return
         text = re.sub(r"^Example:$", "Examples:", obj.docstring.value, flags=re.MULTILINE)
-        obj.docstring.value = with_imports(text, lambda name: self._path(obj, name))
+        obj.docstring.value = with_imports(fenced(text), lambda name: self._path(obj, name))
 
     def _path(self, obj: griffe.Object, name: str) -> str | None:
         member = obj.module.members.get(name)

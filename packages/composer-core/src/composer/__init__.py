@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from composer.models import ComposerModel as ComposerModel
     from composer.trainer import Trainer as Trainer
 
+    __version__: str
+    """The version of composer-core."""
+
 _CORE = "composer-core"
 _ELSEWHERE = {
     **dict.fromkeys(

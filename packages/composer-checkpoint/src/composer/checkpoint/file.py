@@ -26,6 +26,7 @@ from composer.utils import get_compressor, is_compressed_pt, is_tar
 __all__ = ["STATES", "check_file", "read_file", "read_outline", "write_file"]
 
 STATES = "composer_states.pt"
+"""The file with the states in a checkpoint that is an archive or a folder of shards."""
 _BLOCK = 1 << 20
 _UNPACKED = 1 << 30, 1100  # bytes: this many, or this many times the archive; gzip reaches 1032 times
 _TAR_MODES = {"tar": "w", "tgz": "w:gz", "gz": "w:gz", "bz2": "w:bz2", "lzma": "w:xz"}

@@ -53,6 +53,7 @@ __all__ = [
 ]
 
 METADATA_NAME = "composer_metadata.json"
+"""The file that is written last; a checkpoint without it is incomplete."""
 RESUMPTION_NAME = "resumption.pkl"
 _FORMATS = ("pt", "safetensors")
 

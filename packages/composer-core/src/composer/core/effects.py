@@ -55,46 +55,86 @@ __all__ = [
     "Placement",
 ]
 
-PRUNES_BATCH = "prunes_batch"  # drops examples, judged on clean inputs
-CHANGES_BATCH_SIZE = "changes_batch_size"  # changes the number of examples per step
-TRANSFORMS_BATCH = "transforms_batch"  # changes inputs or targets of the batch
-AUGMENTS_IMAGES = "augments_images"  # adds random augmentations to the dataset's transform
-MIXES_AUGMENTATIONS = "mixes_augmentations"  # blends images of the dataset with augmented versions of themselves
-DROPS_PIXELS = "drops_pixels"  # leaves out rows and columns of images
-CHANGES_RESOLUTION = "changes_resolution"  # changes the height and width of images
-ERASES_PIXELS = "erases_pixels"  # blanks regions of images
-MIXES_INPUTS = "mixes_inputs"  # blends inputs of different examples
-PASTES_REGIONS = "pastes_regions"  # pastes regions of one example into another
-PACKS_SEQUENCES = "packs_sequences"  # puts several documents into one row
-RESHAPES_SEQUENCES = "reshapes_sequences"  # reshapes the tokens of a batch into more, shorter sequences
-CHANGES_LENGTH = "changes_length"  # changes the length of sequences
-MIXES_TARGETS = "mixes_targets"  # turns targets into combinations of targets
-SMOOTHS_TARGETS = "smooths_targets"  # moves targets towards another distribution
-INTERPOLATES_LOSS = "interpolates_loss"  # replaces the loss by a combination of losses
-REPLACES_LOSS = "replaces_loss"  # computes the loss itself, so that the outputs have no logits
-WEIGHS_LOSS = "weighs_loss"  # weighs the loss against another one, such as that of a teacher
-ADDS_LOSS = "adds_loss"  # adds a term to the loss
-SCALES_SCHEDULE = "scales_schedule"  # changes the duration of the run and its schedules
-REPLACES_MODEL = "replaces_model"  # swaps the whole model
-CHANGES_LAYERS = "changes_layers"  # changes layers of the model; implied by every effect in _ON_LAYERS
-REPLACES_BLOCKS = "replaces_blocks"  # swaps blocks of several layers
-REPLACES_ATTENTION = "replaces_attention"  # swaps attention layers
-REPLACES_FEEDFORWARD = "replaces_feedforward"  # swaps the feed-forward layers of transformers
-REPLACES_DROPOUT = "replaces_dropout"  # swaps dropout layers
-WRAPS_CONVS = "wraps_convs"  # puts a module around convolution layers
-REPLACES_CONVS = "replaces_convs"  # swaps convolution or pooling layers
-FACTORIZES_WEIGHTS = "factorizes_weights"  # splits layers into layers of lower rank
-STANDARDIZES_WEIGHTS = "standardizes_weights"  # computes weights from other weights in every forward pass
-ADDS_NORMS = "adds_norms"  # adds normalisation layers to the model
-REPLACES_NORMS = "replaces_norms"  # swaps normalisation layers
-REPLACES_LAYERNORMS = "replaces_layernorms"  # swaps layer normalisations
-CHANGES_MEMORY_FORMAT = "changes_memory_format"  # changes the strides of weights
-FREEZES_WEIGHTS = "freezes_weights"  # stops training some weights
-REPLACES_OPTIMIZER = "replaces_optimizer"  # makes other optimizers of the optimizers
-CLIPS_GRADIENTS = "clips_gradients"  # limits gradients before the step
-WRAPS_OPTIMIZER = "wraps_optimizer"  # puts an optimizer around the optimizer
-AVERAGES_WEIGHTS = "averages_weights"  # maintains an average of the weights
-SWAPS_WEIGHTS = "swaps_weights"  # temporarily swaps in other weights, to evaluate or save them
+PRUNES_BATCH = "prunes_batch"
+"""Effect: drops examples, judged on clean inputs."""
+CHANGES_BATCH_SIZE = "changes_batch_size"
+"""Effect: changes the number of examples per step."""
+TRANSFORMS_BATCH = "transforms_batch"
+"""Effect: changes inputs or targets of the batch."""
+AUGMENTS_IMAGES = "augments_images"
+"""Effect: adds random augmentations to the dataset's transform."""
+MIXES_AUGMENTATIONS = "mixes_augmentations"
+"""Effect: blends images of the dataset with augmented versions of themselves."""
+DROPS_PIXELS = "drops_pixels"
+"""Effect: leaves out rows and columns of images."""
+CHANGES_RESOLUTION = "changes_resolution"
+"""Effect: changes the height and width of images."""
+ERASES_PIXELS = "erases_pixels"
+"""Effect: blanks regions of images."""
+MIXES_INPUTS = "mixes_inputs"
+"""Effect: blends inputs of different examples."""
+PASTES_REGIONS = "pastes_regions"
+"""Effect: pastes regions of one example into another."""
+PACKS_SEQUENCES = "packs_sequences"
+"""Effect: puts several documents into one row."""
+RESHAPES_SEQUENCES = "reshapes_sequences"
+"""Effect: reshapes the tokens of a batch into more, shorter sequences."""
+CHANGES_LENGTH = "changes_length"
+"""Effect: changes the length of sequences."""
+MIXES_TARGETS = "mixes_targets"
+"""Effect: turns targets into combinations of targets."""
+SMOOTHS_TARGETS = "smooths_targets"
+"""Effect: moves targets towards another distribution."""
+INTERPOLATES_LOSS = "interpolates_loss"
+"""Effect: replaces the loss by a combination of losses."""
+REPLACES_LOSS = "replaces_loss"
+"""Effect: computes the loss itself, so that the outputs have no logits."""
+WEIGHS_LOSS = "weighs_loss"
+"""Effect: weighs the loss against another one, such as that of a teacher."""
+ADDS_LOSS = "adds_loss"
+"""Effect: adds a term to the loss."""
+SCALES_SCHEDULE = "scales_schedule"
+"""Effect: changes the duration of the run and its schedules."""
+REPLACES_MODEL = "replaces_model"
+"""Effect: swaps the whole model."""
+CHANGES_LAYERS = "changes_layers"
+"""Effect: changes layers of the model; implied by effects on one kind of layer."""
+REPLACES_BLOCKS = "replaces_blocks"
+"""Effect: swaps blocks of several layers."""
+REPLACES_ATTENTION = "replaces_attention"
+"""Effect: swaps attention layers."""
+REPLACES_FEEDFORWARD = "replaces_feedforward"
+"""Effect: swaps the feed-forward layers of transformers."""
+REPLACES_DROPOUT = "replaces_dropout"
+"""Effect: swaps dropout layers."""
+WRAPS_CONVS = "wraps_convs"
+"""Effect: puts a module around convolution layers."""
+REPLACES_CONVS = "replaces_convs"
+"""Effect: swaps convolution or pooling layers."""
+FACTORIZES_WEIGHTS = "factorizes_weights"
+"""Effect: splits layers into layers of lower rank."""
+STANDARDIZES_WEIGHTS = "standardizes_weights"
+"""Effect: computes weights from other weights in every forward pass."""
+ADDS_NORMS = "adds_norms"
+"""Effect: adds normalisation layers to the model."""
+REPLACES_NORMS = "replaces_norms"
+"""Effect: swaps normalisation layers."""
+REPLACES_LAYERNORMS = "replaces_layernorms"
+"""Effect: swaps layer normalisations."""
+CHANGES_MEMORY_FORMAT = "changes_memory_format"
+"""Effect: changes the strides of weights."""
+FREEZES_WEIGHTS = "freezes_weights"
+"""Effect: stops training some weights."""
+REPLACES_OPTIMIZER = "replaces_optimizer"
+"""Effect: makes other optimizers of the optimizers."""
+CLIPS_GRADIENTS = "clips_gradients"
+"""Effect: limits gradients before the step."""
+WRAPS_OPTIMIZER = "wraps_optimizer"
+"""Effect: puts an optimizer around the optimizer."""
+AVERAGES_WEIGHTS = "averages_weights"
+"""Effect: maintains an average of the weights."""
+SWAPS_WEIGHTS = "swaps_weights"
+"""Effect: temporarily swaps in other weights, to evaluate or save them."""
 
 # The phrase for each effect in messages: "..., which <phrase>".
 PHRASES = {
@@ -140,6 +180,7 @@ PHRASES = {
     SWAPS_WEIGHTS: "swaps weights for a while",
 }
 EFFECTS = frozenset(PHRASES)
+"""The effects of `composer.core`; custom ones have names of the form `"vendor:effect"`."""
 # Effects on one kind of layer, which imply CHANGES_LAYERS.
 _ON_LAYERS = frozenset(
     {

@@ -33,6 +33,7 @@ __all__ = [
 
 T = TypeVar("T")
 AlgorithmPass = Callable[[Sequence["Algorithm"], "Event"], Sequence["Algorithm"]]
+"""A function of algorithms and an event that returns the algorithms in the order in which they act."""
 PassInput = AlgorithmPass | tuple[AlgorithmPass, int] | list[AlgorithmPass | tuple[AlgorithmPass, int] | int] | None
 
 

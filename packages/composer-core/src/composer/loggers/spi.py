@@ -7,6 +7,7 @@ Example:
     A logger that sends the numbers of each step to `client`, which can be any service. A rank that does not log must
     still call `hold_metrics`, because computing a metric may be a collective operation::
 
+        from composer import Trainer
         from composer.loggers import LoggerDestination
         from composer.loggers.spi import Sender, hold_metrics, read_numbers
         from composer.utils import dist
@@ -42,6 +43,13 @@ Example:
             def post_close(self):
                 if self._sender is not None:
                     self._sender.close()
+
+
+        trainer = Trainer(
+            model=model, train_dataloader=loader, max_duration="1ep", loggers=MyLogger(client)
+        )
+        trainer.fit()
+        trainer.close()
 """
 
 from __future__ import annotations

@@ -259,9 +259,9 @@ class DatasetTransformContract(AlgorithmContract):
     In addition to `AlgorithmContract`: the transform is added once, only to the training data, and each worker of a
     dataloader uses different random numbers::
 
-        class TestMyAugmentation(DatasetTransformContract):
-            def make(self) -> MyAugmentation:
-                return MyAugmentation()
+        class TestRandAugment(DatasetTransformContract):
+            def make(self) -> RandAugment:
+                return RandAugment(depth=1)
 
     A subclass may override `make_dataset` for transforms of something other than images.
     """

@@ -134,6 +134,7 @@ KNOWN_COMPRESSORS = [
     CliCompressor("xz"),
     CliCompressor("zst", "zstd"),
 ]
+"""The supported compressors. Each needs its program on the PATH."""
 
 
 def is_compressed_pt(filename: str) -> bool:

@@ -55,6 +55,7 @@ __all__ = [
 ]
 
 STR_TO_DTYPE = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+"""Data types of torch by their short names."""
 
 _log = logging.getLogger(__name__)
 _MAKES_TENSOR = {"ToTensor", "PILToTensor", "ToImage"}  # of torchvision.transforms and of its v2

@@ -100,6 +100,10 @@ _CIFAR100 = SmallImageSet(
 )
 
 build_cifar10_dataloader = _CIFAR10.build
+"""Build a loader of CIFAR-10."""
 build_cifar100_dataloader = _CIFAR100.build
+"""Build a loader of CIFAR-100."""
 build_synthetic_cifar10_dataloader = _CIFAR10.build_synthetic
+"""Build a loader of synthetic images with the shape and classes of CIFAR-10."""
 build_synthetic_cifar100_dataloader = _CIFAR100.build_synthetic
+"""Build a loader of synthetic images with the shape and classes of CIFAR-100."""

@@ -15,6 +15,7 @@ from composer.utils import dist
 __all__ = ["AnyDevice", "DeviceLoader", "DeviceTransform", "draw_for_batch", "to_torch_device"]
 
 AnyDevice: TypeAlias = Device | torch.device | str
+"""A device of composer or torch, or its name, such as "cpu" or "gpu"."""
 
 
 def to_torch_device(device: AnyDevice) -> torch.device:

@@ -46,6 +46,7 @@ COMMAND = (
     " && curl -LO https://image-net.org/data/ILSVRC/2012/ILSVRC2012_img_val.tar    # after registering there; then"
     " unpack them into train/<class>/ and val/<class>/"
 )
+"""Instructions to download ImageNet into the folder `{datadir}`, shown when its files are missing."""
 
 
 def build_imagenet_dataloader(

@@ -90,6 +90,10 @@ _FASHION_MNIST = SmallImageSet(
 )
 
 build_mnist_dataloader = _MNIST.build
+"""Build a loader of MNIST."""
 build_fashion_mnist_dataloader = _FASHION_MNIST.build
+"""Build a loader of Fashion-MNIST."""
 build_synthetic_mnist_dataloader = _MNIST.build_synthetic
+"""Build a loader of synthetic images with the shape and classes of MNIST."""
 build_synthetic_fashion_mnist_dataloader = _FASHION_MNIST.build_synthetic
+"""Build a loader of synthetic images with the shape and classes of Fashion-MNIST."""

@@ -41,10 +41,15 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 RUN_NAME_ENV_VAR = "RUN_NAME"
+"""The environment variable with the name of the run; without it, `MosaicMLLogger` does nothing."""
 MOSAICML_PLATFORM_ENV_VAR = "MOSAICML_PLATFORM"
+"""The environment variable that is "true" in runs of the platform."""
 MOSAICML_ACCESS_TOKEN_ENV_VAR = "MOSAICML_ACCESS_TOKEN_FILE"
+"""The environment variable with the file of the access token."""
 MOSAICML_LOG_DIR_ENV_VAR = "MOSAICML_LOG_DIR"
+"""The environment variable with the folder that the launcher writes the output of each rank to."""
 MOSAICML_GPU_LOG_FILE_PREFIX_ENV_VAR = "MOSAICML_GPU_LOG_FILE_PREFIX"
+"""The environment variable with the beginning of the names of these files; the local rank and ".txt" follow."""
 
 _PAGES = {"WandBLogger": "wandb/run_url", "MLFlowLogger": "mlflow/run_url"}
 

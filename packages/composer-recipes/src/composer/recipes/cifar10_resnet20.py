@@ -9,4 +9,5 @@ from composer.recipes._vision import Cifar10 as Data
 __all__ = ["TASK", "Data", "Network", "composed", "plain"]
 
 TASK = make_task("ResNet-20", Network("resnet20"), Data(batch_size=128), SGD(epochs=30, lr=0.2))
+"""The defaults of `composer-train cifar10_resnet20`, and its algorithms."""
 plain, composed = TASK.plain, TASK.composed

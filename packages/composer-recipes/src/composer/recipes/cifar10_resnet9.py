@@ -9,4 +9,5 @@ from composer.recipes._vision import Cifar10 as Data
 __all__ = ["TASK", "Data", "Network", "composed", "plain"]
 
 TASK = make_task("ResNet-9", Network("resnet9"), Data(batch_size=512, cutout_size=8), SGD(epochs=24, lr=0.4))
+"""The defaults of `composer-train cifar10_resnet9`, and its algorithms."""
 plain, composed = TASK.plain, TASK.composed

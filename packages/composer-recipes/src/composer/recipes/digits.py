@@ -124,4 +124,5 @@ TASK = Task(
     tuned={"ema": {"half_life": "5ba"}, "label_smoothing": {"smoothing": 0.1}, "mixup": {"alpha": 0.2}},
     runs=Runs(seeds=5, threads=1),  # fast for small images, and independent of the number of cores
 )
+"""The defaults of `composer-train digits`, and its algorithms."""
 plain, composed = TASK.plain, TASK.composed

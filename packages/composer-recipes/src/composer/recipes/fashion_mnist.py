@@ -58,4 +58,5 @@ TASK = Task(
         "scale_schedule": {"ratio": 0.7},
     },
 )
+"""The defaults of `composer-train fashion_mnist`, and its algorithms."""
 plain, composed = TASK.plain, TASK.composed

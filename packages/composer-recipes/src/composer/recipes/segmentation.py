@@ -204,4 +204,5 @@ TASK = Task(
         "scale_schedule": {"ratio": 0.8},
     },
 )
+"""The defaults of `composer-train segmentation`, and its algorithms."""
 plain, composed = TASK.plain, TASK.composed

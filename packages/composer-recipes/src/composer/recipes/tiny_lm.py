@@ -259,4 +259,5 @@ TASK = Task(
         "seq_length_warmup": {"max_seq_length": data.seq_length},
     },
 )
+"""The defaults of `composer-train tiny_lm`, and its algorithms."""
 plain, composed = TASK.plain, TASK.composed

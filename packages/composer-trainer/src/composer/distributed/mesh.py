@@ -10,8 +10,11 @@ from composer.utils.parallelism import FSDP2Config
 __all__ = ["REPLICATE", "SHARD", "TENSOR", "make_mesh", "mesh_shape"]
 
 REPLICATE = ParallelismType.DATA_PARALLEL_REPLICATE.value
+"""The mesh dimension of data parallelism with a copy of the parameters on each rank."""
 SHARD = ParallelismType.DATA_PARALLEL_SHARD.value
+"""The mesh dimension of data parallelism with parameters sharded over the ranks."""
 TENSOR = ParallelismType.TENSOR_PARALLEL.value
+"""The mesh dimension of tensor parallelism."""
 
 
 def mesh_shape(fsdp: FSDP2Config, tensor_degree: int, world_size: int) -> dict[str, int]:

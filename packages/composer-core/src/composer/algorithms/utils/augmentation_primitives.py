@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["AugmentationFn", "as_augmentation_set", "augmentation_sets"]
 
 AugmentationFn = Callable[["Image", float], "Image"]
+"""A function of a PIL image and a level, which returns a new image."""
 
 
 def _uniform(low: float, high: float) -> float:
@@ -189,6 +190,7 @@ augmentation_sets: dict[str, list[AugmentationFn]] = _AugmentationSets(
     safe=[*_GEOMETRIC_AND_TONAL],
     original=[*_GEOMETRIC_AND_TONAL, color_original, contrast_original, brightness_original, sharpness_original],
 )
+"""Augmentations by the name of their set: "all", "safe" (without those of ImageNet-C and CIFAR-10-C) or "original"."""
 
 
 def as_augmentation_set(augmentation_set: str | Sequence[AugmentationFn]) -> Sequence[AugmentationFn]:

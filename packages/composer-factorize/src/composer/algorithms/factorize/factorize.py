@@ -40,7 +40,9 @@ __all__ = [
 _FRACTION_HINT = "A value below 1, such as 0.25, is a fraction of the smaller size."
 
 LOG_NUM_CONV2D_REPLACEMENTS_KEY = "factorize/num_conv2d_replacements"
+"""The hyperparameter under which `Factorize` logs the number of factorized convolutions."""
 LOG_NUM_LINEAR_REPLACEMENTS_KEY = "factorize/num_linear_replacements"
+"""The hyperparameter under which `Factorize` logs the number of factorized linear layers."""
 
 
 def apply_factorization(

@@ -266,4 +266,5 @@ TASK = Task(
     runs=Runs(deterministic=False),  # deterministic operations are slower on a GPU
     stacks=STACKS,
 )
+"""The defaults of `composer-train imagenet_resnet50`, and its algorithms."""
 plain, composed = TASK.plain, TASK.composed
