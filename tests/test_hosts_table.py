@@ -46,7 +46,7 @@ _TAIL = f"""## What "=" does not say
 |---|---|
 | two batches per step | {names(PER_BATCH_OF_THE_LOADER)} differ in every library: they draw or choose once per batch of the loader, our `Trainer` once for all microbatches of a step |
 | bfloat16 | Accelerate and transformers return outputs in float32, so that the gradients of two losses are added before they are rounded. {names([*ADDS_TO_THE_LOSS, "MixUp(interpolate_loss=True)"])} then equal our `Trainer` with a model that returns float32 |
-| two processes (DDP) | equal in all four libraries, tested with EMA, GradientClipping, LabelSmoothing, LayerFreezing, MixUp and SAM; in Accelerate also with FSDP2, up to 1e-14 in float64. SAM equals `SAM(sync_ascent=True)` of our `Trainer`: libraries exchange the gradients of both passes |
+| two processes (DDP) | equal in all four libraries, tested with EMA, GradientClipping, LabelSmoothing, LayerFreezing, MixUp and SAM; in Accelerate and transformers also with FSDP2, up to roundings of norms. SAM equals `SAM(sync_ascent=True)` of our `Trainer`: libraries exchange the gradients of both passes |
 | `torch.compile` | equal in all four and in a loop of your own, tested with the backend "eager" and with MixUp, SAM and LabelSmoothing; other backends may round differently |
 """  # noqa: E501
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -338,6 +339,58 @@ def test_an_interrupted_loop_can_be_continued() -> None:
     assert torch.equal(weights, loop.layers[0].weight)
     loop.train()
     assert loop.run.run.is_over()
+
+
+def test_a_run_that_is_over_tells_it_and_can_be_made_longer() -> None:
+    loop = Loop(ALGORITHMS["EMA and GradientClipping"]())
+    loop.train()
+    with pytest.warns(UserWarning, match=r"`max_duration`, '\dep': nothing is trained. To train longer, set"):
+        loop.train()
+    loop.run.run.state.max_duration = f"{EPOCHS + 1}ep"
+    loop.train()
+
+    assert loop.run.run.state.timestamp.batch == (EPOCHS + 1) * LENGTH
+
+
+def test_several_runs_of_an_accelerator_have_files_of_their_own(tmp_path: Path) -> None:
+    def make() -> tuple[Accelerator, list[AcceleratedRun]]:
+        accelerator, runs = Loop([]).accelerator, list[AcceleratedRun]()
+        for algorithms in ([EMA(half_life="2ba")], [GradientClipping("norm", 0.1)]):
+            net = layers()
+            run = AcceleratedRun(accelerator, net, algorithms, max_duration="2ep", loss=criterion)
+            run.prepare(net, sgd(net), data())
+            runs.append(run)
+        return accelerator, runs
+
+    accelerator, (first, second) = make()
+    first.run.state.timestamp = first.run.state.timestamp.to_next_batch(8)
+    second.run.state.timestamp = second.run.state.timestamp.to_next_batch(4).to_next_batch(4)
+    accelerator.save_state(str(tmp_path))
+    assert {"composer_0.pt", "composer_1_0.pt", "composer_2_0.pt"} <= {each.name for each in tmp_path.iterdir()}
+
+    accelerator, (first, second) = make()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        accelerator.load_state(str(tmp_path))
+    assert (first.run.state.timestamp.batch, second.run.state.timestamp.batch) == (1, 2)
+
+
+def test_what_is_prepared_already_is_refused() -> None:
+    loop = Loop([])
+    other = AcceleratedRun(loop.accelerator, loop.layers, [], max_duration="1ep", loss=criterion)
+    with pytest.raises(ValueError, match="must be given plain optimizers, got one that Accelerate has prepared"):
+        other.prepare(loop.layers, loop.optimizer)
+    for use in (lambda: other.evaluation(data()), other.saving, lambda: next(iter(other.epochs()))):
+        with pytest.raises(RuntimeError, match="must be called after `prepare`"):
+            use()
+
+
+def test_an_algorithm_with_a_state_belongs_to_one_run() -> None:
+    average = EMA(half_life="2ba")
+    first, second = Loop([average]), Loop([average])
+    with pytest.raises(ValueError, match="a run that was created later has the same `EMA` object"):
+        first.train()
+    second.train()
 
 
 @pytest.mark.parametrize("label", ["nothing", "EMA and GradientClipping", "SAM", "Muon"])

@@ -7,10 +7,12 @@ import gc
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import peft
 import pytest
@@ -18,7 +20,11 @@ import tiny
 import torch
 import transformers
 from accelerate import DistributedType
+from accelerate.state import AcceleratorState, GradientState, PartialState
+from accelerate.utils import FullyShardedDataParallelPlugin
 from safetensors.torch import load_file
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
@@ -801,6 +807,144 @@ def test_two_ranks_have_the_weights_of_our_trainer(tmp_path: Path) -> None:
     assert run_on_ranks(on_two_ranks, 2, str(tmp_path)) == [[], []]
 
 
+@contextmanager
+def sharding(kind: str = "FULL_STATE_DICT") -> Iterator[None]:
+    """Shard models in the body: Accelerate uses FSDP2 on GPUs only, and is told that it does."""
+    create = transformers.Trainer.create_accelerator_and_postprocess
+    states: tuple[Any, ...] = (AcceleratorState, PartialState)
+
+    def create_sharded(self: Any) -> None:
+        AcceleratorState._reset_state()
+        GradientState._reset_state()
+        create(self)
+        AcceleratorState._shared_state["fsdp_plugin"] = FullyShardedDataParallelPlugin(
+            fsdp_version=2,
+            auto_wrap_policy="size_based_wrap",
+            min_num_params=0,
+            reshard_after_forward=True,
+            state_dict_type=kind,
+        )
+        for state in states:
+            state._shared_state["distributed_type"] = DistributedType.FSDP
+        self.is_fsdp_enabled = True
+
+    with mock.patch.object(transformers.Trainer, "create_accelerator_and_postprocess", create_sharded):
+        yield
+    for state in states:
+        state._shared_state["distributed_type"] = DistributedType.MULTI_CPU
+    AcceleratorState._reset_state()
+    GradientState._reset_state()
+
+
+def on_a_rank(label: str, folder: str, **options: Any) -> Any:
+    """A trainer that reads its part of the batches."""
+    sampler: Any = DistributedSampler(examples(), shuffle=False)  # type: ignore[arg-type]
+    size = BATCH // 2 // options.get("gradient_accumulation_steps", 1)
+    defaults = {"average_tokens_across_devices": False, "learning_rate": 0.1, "lr_scheduler_type": "constant"}
+    trainer: Any = InOrder(
+        Net(),
+        arguments(folder, **defaults, **options),
+        optimizer_cls_and_kwargs=(torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}),
+        algorithms=ALGORITHMS[label](),
+        compute_loss_func=criterion,
+        eval_dataset=examples(),
+    )
+    own = torch.Generator()
+    trainer.get_train_dataloader = lambda: DataLoader(examples(), batch_size=size, sampler=sampler, generator=own)  # type: ignore[arg-type]
+    return trainer
+
+
+def whole_weights(trainer: Any) -> dict[str, torch.Tensor]:
+    return {
+        name: (weight.full_tensor() if isinstance(weight, DTensor) else weight).detach().clone()
+        for name, weight in trainer.model.named_parameters()
+    }
+
+
+def sharded_on_two_ranks(folder: str) -> dict[str, Any]:
+    """Of each run, the weights without and with sharding."""
+    os.chdir(folder)
+    found: dict[str, Any] = {}
+    for label, accumulate in [*((label, 1) for label in ALGORITHMS), ("all", 2)]:
+        trainers = []
+        for context in (nullcontext(), sharding()):
+            with context:
+                trainer = on_a_rank(label, "out", gradient_accumulation_steps=accumulate, eval_strategy="epoch")
+                trainer.train()
+                trainers.append(trainer)
+        assert isinstance(trainers[1].model, FSDPModule)
+        found[f"{label}, {accumulate}"] = tuple(map(whole_weights, trainers))
+    return found
+
+
+def test_two_ranks_that_share_the_weights_have_those_of_two_that_do_not(tmp_path: Path) -> None:
+    for found in run_on_ranks(sharded_on_two_ranks, 2, str(tmp_path)):
+        assert len(ALGORITHMS) + 1 == len(found)
+        for label, (whole, sharded) in found.items():
+            # Norms of shards are summed in another order.
+            atol = 1e-7 if "Clipping" in label or "all" in label else 0
+            torch.testing.assert_close(sharded, whole, rtol=0, atol=atol, msg=lambda text, at=label: f"{at}: {text}")
+
+
+def resumed_on_two_ranks(folder: str) -> dict[str, Any]:
+    """Of each run, the weights at the end, and those of a resumed run."""
+    os.chdir(folder)
+    found: dict[str, Any] = {}
+    for kind, labels in (
+        ("FULL_STATE_DICT", ("EMA and GradientClipping", "SAM", "LayerFreezing")),
+        ("SHARDED_STATE_DICT", ("all",)),
+    ):
+        for label in labels:
+            with sharding(kind):
+                at = f"{folder}/{kind} {label}"
+                whole = on_a_rank(label, at, save_strategy="steps", save_steps=3)
+                whole.train()
+                resumed = on_a_rank(label, f"{at} again", save_strategy="no")
+                for weight in resumed.model.parameters():
+                    torch.nn.init.zeros_(weight)
+                torch.manual_seed(9)
+                resumed.train(resume_from_checkpoint=f"{at}/checkpoint-6")
+                found[f"{kind}, {label}"] = whole_weights(whole), whole_weights(resumed)
+    return found
+
+
+def test_two_ranks_that_share_the_weights_resume_exactly(tmp_path: Path) -> None:
+    for found in run_on_ranks(resumed_on_two_ranks, 2, str(tmp_path)):
+        for whole, resumed in found.values():
+            deep_compare(whole, resumed)
+
+
+def interrupted_on_two_ranks(folder: str) -> list[dict[str, torch.Tensor]]:
+    """The averages of a run that fails and is continued, and those in its file."""
+    os.chdir(folder)
+
+    class Fails(transformers.TrainerCallback):  # type: ignore[misc]
+        """Fails once."""
+
+        has_failed = False
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step == 3 and not self.has_failed:
+                self.has_failed = True
+                raise Died
+
+    with sharding():
+        trainer = on_a_rank("EMA and GradientClipping", "out")
+        trainer.add_callback(Fails())
+        with pytest.raises(Died):
+            trainer.train()
+        trainer.train()
+        assert trainer.composer_run.state.timestamp.batch == 3 + EPOCHS * LENGTH
+        trainer.save_model("saved")
+        torch.distributed.barrier()
+        return [whole_weights(trainer), load_file("saved/model.safetensors")]
+
+
+def test_a_sharded_run_goes_on_after_a_failure_and_saves_averages(tmp_path: Path) -> None:
+    for weights, saved in run_on_ranks(interrupted_on_two_ranks, 2, str(tmp_path)):
+        deep_compare(weights, {name: saved[name] for name in weights})
+
+
 # ---- what is refused ----
 
 
@@ -915,8 +1059,16 @@ def test_settings_that_repeat_or_interrupt_steps_are_refused(options: Any, match
 def test_models_that_are_not_in_one_piece_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = trainer_of("nothing")
     with monkeypatch.context() as patch:
+        patch.setattr(trainer.accelerator.state, "distributed_type", DistributedType.DEEPSPEED)
+        with pytest.raises(ValueError, match="or sharded by FSDP2, but DEEPSPEED changes parameters itself"):
+            _check(trainer.args, trainer)
         patch.setattr(trainer.accelerator.state, "distributed_type", DistributedType.FSDP)
-        with pytest.raises(ValueError, match="but FSDP changes parameters itself"):
+        patch.setattr(type(trainer.accelerator), "is_fsdp2", property(lambda self: False))
+        with pytest.raises(ValueError, match=r"sharded by FSDP1, .* Pass `TrainingArguments\(fsdp_config=.*2}"):
+            _check(trainer.args, trainer)
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer, "is_distributed_loading_by_transformers", True, raising=False)
+        with pytest.raises(ValueError, match="sharded when it is loaded"):
             _check(trainer.args, trainer)
     monkeypatch.setattr(trainer, "is_model_parallel", True)
     with pytest.raises(ValueError, match=r"one device, got several.*`torchrun`"):

@@ -357,6 +357,62 @@ def test_a_failed_run_leaves_the_weights_of_training(during: str) -> None:
     assert state.timestamp.batch == (3 if during == "training" else LENGTH)
 
 
+@pytest.mark.parametrize("step", [2, LENGTH, LENGTH + 1])
+@pytest.mark.parametrize("error", [Died, KeyboardInterrupt])
+def test_a_failed_run_goes_on_with_the_next_batch(error: type[BaseException], step: int) -> None:
+    def fail(engine: Engine) -> None:
+        raise error
+
+    training = Training(ALGORITHMS["all"]())
+    training.trainer.add_event_handler(Events.ITERATION_COMPLETED(once=step), fail)
+    with pytest.raises(error):
+        training.train()
+    assert training.run.run.state.timestamp.batch == step
+
+    deep_compare(with_our_trainer("all"), training.train())
+    assert (training.trainer.state.iteration, training.trainer.state.epoch) == (EPOCHS * LENGTH, EPOCHS)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_step_that_failed_is_trained_again(accumulate: int) -> None:
+    calls = 0
+
+    def failing(outputs: Any, batch: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 2 * accumulate:
+            raise Died
+        return criterion(outputs, batch)
+
+    training = Training([], {"gradient_accumulation_steps": accumulate}, loss=failing)
+    with pytest.raises(Died):
+        training.train(BATCH // accumulate)
+    assert training.run.run.state.timestamp.batch == 1
+    training.train(BATCH // accumulate)
+
+    assert training.run.run.state.timestamp.batch == EPOCHS * LENGTH
+    assert training.trainer.state.iteration == EPOCHS * LENGTH * accumulate
+
+
+def test_a_run_that_is_over_can_be_made_longer() -> None:
+    training, whole = (Training(ALGORITHMS["SAM"](), max_duration=f"{EPOCHS + n}ep") for n in (0, 1))
+    training.train()
+    for epochs in (EPOCHS, EPOCHS + 1):
+        with pytest.raises(ValueError, match=r"got '\dep'. To train longer, set `run\.run\.state\.max_duration`"):
+            training.train(max_epochs=epochs)
+    training.run.run.state.max_duration = f"{EPOCHS + 1}ep"
+
+    deep_compare(whole.train(max_epochs=EPOCHS + 1), training.train(max_epochs=EPOCHS + 1))
+
+
+def test_an_algorithm_with_a_state_belongs_to_one_run() -> None:
+    average = EMA(half_life="2ba")
+    first, second = Training([average]), Training([average])
+    with pytest.raises(ValueError, match="a run that was created later has the same `EMA` object"):
+        first.train()
+    second.train()
+
+
 def test_a_run_that_ignite_interrupts_goes_on() -> None:
     training = Training(ALGORITHMS["all"]())
     training.trainer.add_event_handler(Events.ITERATION_COMPLETED(once=3), training.trainer.interrupt)

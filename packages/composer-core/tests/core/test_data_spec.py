@@ -420,8 +420,25 @@ class OfHuggingFace(Dataset[Any]):
     def __getitem__(self, index: int) -> Any:
         return {"x": [1.0, 2.0], "y": 0}
 
+    def with_format(self, kind: str) -> Any:
+        return OfHuggingFace(kind)
+
 
 OfHuggingFace.__module__ = "datasets.arrow_dataset"
+
+
+class OfAModuleCalledDatasets:
+    """A loader of the user's."""
+
+    def __iter__(self) -> Any:
+        yield torch.zeros(2, 3)
+
+
+OfAModuleCalledDatasets.__module__ = "datasets.loaders"
+
+
+def test_a_module_of_the_user_may_be_called_datasets() -> None:
+    assert DataSpec(OfAModuleCalledDatasets()).num_samples is None
 
 
 def test_lists_of_hugging_face_data_sets_are_told() -> None:
@@ -459,3 +476,37 @@ def test_an_iterable_data_set_of_samples_is_told_at_its_first_item() -> None:
     assert [spec.get_num_samples_in_batch(batch) for batch in spec.dataloader] == [2, 2, 2]
     spec = DataSpec(Samples(batched=False), get_num_samples_in_batch=lambda batch: 1)
     assert [spec.get_num_samples_in_batch(batch) for batch in spec.dataloader] == [1, 1, 1]
+
+
+def test_a_loader_that_makes_no_batches_of_samples_is_told_at_its_first_item() -> None:
+    spec = DataSpec(DataLoader(Samples(batched=False), batch_size=None))
+    with pytest.raises(TypeError, match=r"a DataLoader whose first item is a sample.*Pass `batch_size=\.\.\.` to it"):
+        spec.get_num_samples_in_batch(next(iter(spec.dataloader)))
+
+    spec = DataSpec(DataLoader(Samples(batched=True), batch_size=None))
+    assert [spec.get_num_samples_in_batch(batch) for batch in spec.dataloader] == [2, 2, 2]
+
+
+class Items(IterableDataset[Any]):
+    """Yields the given batches."""
+
+    def __init__(self, *batches: Any) -> None:
+        self.batches = batches
+
+    def __iter__(self) -> Any:
+        return iter(self.batches)
+
+
+def test_arrays_of_an_iterable_data_set_become_tensors_as_in_a_loader() -> None:
+    arrays = (np.zeros((2, 3)), {"y": np.arange(2), "names": ["a", "b"]})
+    spec = DataSpec(Items(arrays, arrays))
+    for batch in spec.dataloader:
+        inputs, others = spec.batch_transforms(batch)
+        assert isinstance(inputs, torch.Tensor)
+        assert (torch.arange(2).tolist(), ["a", "b"]) == (others["y"].tolist(), others["names"])
+
+    tensors = (torch.zeros(2, 3), torch.arange(2))
+    spec = DataSpec(Items(tensors, tensors))
+    assert all(spec.batch_transforms(batch) is tensors for batch in spec.dataloader)
+    spec = DataSpec(Items(arrays), batch_transforms=lambda batch: batch)
+    assert spec.batch_transforms(arrays) is arrays

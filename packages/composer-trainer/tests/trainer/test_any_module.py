@@ -301,7 +301,7 @@ def test_the_log_has_what_the_run_is() -> None:
     assert logged["parameters"] == logged["trainable_parameters"] == 8 * 12 + 8 + 5 * 8 + 5
     assert (logged["optimizer"], logged["learning_rate"]) == ("SGD", 0.1)
     assert (logged["max_duration"], logged["batch_size"], logged["train_samples"]) == ("2ep", 8, 32)
-    assert (logged["seed"], logged["precision"], logged["world_size"]) == (3, "fp32", 1)
+    assert (logged["rank_zero_seed"], logged["precision"], logged["world_size"]) == (3, "fp32", 1)
     assert logged["algorithms"] == "Surgery"
     assert "schedule" not in logged
     assert logged["eval_samples"] == {"eval": 32}

@@ -24,7 +24,7 @@ from composer.loggers.progress_bar_logger import ProgressBarLogger
 from composer.models import ComposerModel
 from composer.testing import RandomClassificationDataset, SimpleModel, deep_compare
 from composer.trainer.trainer import _generate_run_name
-from composer.utils import reproducibility
+from composer.utils import collect_env, reproducibility
 
 MakeTrainer = Any  # the fixture's class, in conftest.py
 
@@ -42,7 +42,6 @@ def test_hyperparameters_of_every_run_are_logged(make_trainer: MakeTrainer) -> N
 
     assert {
         "composer_version",
-        "composer_commit_hash",
         "num_nodes",
         "num_cpus_per_node",
         "node_name",
@@ -54,6 +53,29 @@ def test_hyperparameters_of_every_run_are_logged(make_trainer: MakeTrainer) -> N
     assert (1, 0, True, "2ep") == tuple(
         logged[k] for k in ("num_nodes", "rank_zero_seed", "enabled_algorithms/Nothing", "max_duration")
     )
+
+
+@pytest.mark.parametrize("commit", ["0f1e2d", None])
+def test_the_commit_of_composer_is_logged_if_there_is_one(
+    commit: str | None, make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COMPOSER_COMMIT_HASH", raising=False)
+    monkeypatch.setattr(collect_env, "_commit_hash", lambda: commit)
+    memory = InMemoryLogger()
+    make_trainer(loggers=memory).close()
+
+    assert memory.hyperparameters.get("composer_commit_hash", "absent") == (commit or "absent")
+
+    monkeypatch.setenv("COMPOSER_COMMIT_HASH", "abc")
+    make_trainer(loggers=memory)
+    assert "abc" == memory.hyperparameters["composer_commit_hash"]
+
+
+def test_the_seed_is_logged_once(make_trainer: MakeTrainer) -> None:
+    memory = InMemoryLogger()
+    make_trainer(loggers=memory, seed=7171).fit()
+
+    assert ["rank_zero_seed"] == [name for name, value in memory.hyperparameters.items() if value == 7171]
 
 
 @pytest.mark.parametrize(("variable", "name"), [("node7", "node7"), (None, platform.node())])
@@ -205,6 +227,9 @@ class HubDataset:
     def __getitem__(self, index: int) -> dict[str, Any]:
         return {"text": "a"}
 
+    def with_format(self, kind: str) -> Any:
+        raise NotImplementedError
+
 
 HubDataset.__module__ = "datasets.arrow_dataset"
 
@@ -213,7 +238,7 @@ HubDataset.__module__ = "datasets.arrow_dataset"
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (HubDataset(), r"got a HubDataset, whose items are samples. Wrap a dataset: `torch.utils.data.DataLoader\("),
+        (HubDataset(), r"got a `datasets.HubDataset`, whose items are samples. .*DataLoader\(dataset.with_format\("),
         (RandomClassificationDataset(size=4), r"got a RandomClassificationDataset, whose items are samples. Wrap"),
         (torch.zeros(4, 3), r"got a Tensor, whose items are samples.* `torch.utils.data.TensorDataset\("),
         ("data/train", r"got 'data/train'. Load the data it names"),

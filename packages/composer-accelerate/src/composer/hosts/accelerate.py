@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator, DistributedDataParallelKwargs
+from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.utils import DistributedType, save_fsdp_model
 
 from composer.core import (
@@ -199,8 +201,8 @@ class AcceleratedRun:
 
         Raises:
             RuntimeError: `prepare` was called before.
-            ValueError: The model or an optimizer is missing, or an algorithm replaces an optimizer that a scheduler
-                drives.
+            ValueError: The model or an optimizer is missing, an optimizer is prepared already, or an algorithm
+                replaces an optimizer that a scheduler drives.
         """
         run, accelerator = self.run, self.accelerator
         if self._prepared is not None:
@@ -213,6 +215,11 @@ class AcceleratedRun:
             raise ValueError(
                 "`prepare` must be given the model of the run and its optimizers. Write `net, optimizer, loader = "
                 "run.prepare(net, optimizer, loader)`."
+            )
+        if any(isinstance(each, AcceleratedOptimizer) for each in optimizers):
+            raise ValueError(
+                "`prepare` must be given plain optimizers, got one that Accelerate has prepared already. Call "
+                "`run.prepare` instead of `accelerator.prepare`, and once for each model."
             )
         schedulers = [each for each in objects if isinstance(each, torch.optim.lr_scheduler.LRScheduler)]
         run.state.optimizers, run.state.schedulers = optimizers, schedulers
@@ -267,14 +274,22 @@ class AcceleratedRun:
         Raises:
             RuntimeError: `prepare` was not called.
             ValueError: There is no training data.
+
+        Warns:
+            UserWarning: The run is over, so that nothing is trained.
         """
-        if self._prepared is None:
-            raise RuntimeError("`epochs` must be called after `prepare`. Write `net, optimizer = run.prepare(...)`.")
+        self._check_prepared("epochs")
         run, loader = self.run, self._loader if dataloader is None else dataloader
         if loader is None:
             raise ValueError(
                 "`dataloader` must be given before training. Give the loader to `prepare`, or write "
                 "`run.epochs(loader)`."
+            )
+        if run.is_over():
+            warnings.warn(
+                f"The run has reached its `max_duration`, {str(run.state.max_duration)!r}: nothing is trained. To "
+                f"train longer, set `run.run.state.max_duration`. For another run, create another `AcceleratedRun`.",
+                stacklevel=2,
             )
         inner = getattr(loader, "base_dataloader", loader)  # whose data set algorithms may replace
         run.begin_fit(inner if _len_of(inner) == _len_of(loader) else loader)
@@ -416,7 +431,11 @@ class AcceleratedRun:
         Args:
             dataloader: The data to evaluate on.
             label: The name of the data.
+
+        Raises:
+            RuntimeError: `prepare` was not called.
         """
+        self._check_prepared("evaluation")
         self._finish()
         return self.run.evaluation(dataloader, label)
 
@@ -432,9 +451,19 @@ class AcceleratedRun:
         """Save the model in the body, for example with `accelerator.save_model`, with averages if there are any.
 
         `accelerator.save_state` needs no such body.
+
+        Raises:
+            RuntimeError: `prepare` was not called.
         """
+        self._check_prepared("saving")
         self._finish()
         return self.run.saving()
+
+    def _check_prepared(self, method: str) -> None:
+        if self._prepared is None:
+            raise RuntimeError(
+                f"`{method}` must be called after `prepare`. Write `net, optimizer = run.prepare(net, optimizer)`."
+            )
 
     def _save(self, models: list[torch.nn.Module], weights: list[dict[str, Any]], folder: str) -> None:
         if self._prepared is None:
@@ -451,15 +480,20 @@ class AcceleratedRun:
             if self._is_sharded and any(SWAPS_WEIGHTS in each.placement.provides for each in self.run.state.algorithms):
                 for i, model in enumerate(models):
                     save_fsdp_model(self.accelerator.state.fsdp_plugin, self.accelerator, model, folder, i)
-            torch.save(self.run.state_dict(), _file_of(folder, self.accelerator.process_index))
+            torch.save(self.run.state_dict(), self._file(models, folder, self.accelerator.process_index))
 
     def _load(self, models: list[torch.nn.Module], folder: str) -> None:
         """Restore the state of the run, before Accelerate loads optimizers, which it may change."""
-        file = _file_of(folder, self.accelerator.process_index)
+        file = self._file(models, folder, self.accelerator.process_index)
         if not file.exists():  # of a run with fewer processes, or of a loop without algorithms
-            file = _file_of(folder, 0)
+            file = self._file(models, folder, 0)
         if file.exists():
             self.run.load_state_dict(torch.load(file, weights_only=True))
+
+    def _file(self, models: Sequence[torch.nn.Module], folder: str, rank: int) -> Path:
+        """Return the file of the state of the run on a rank, numbered like the model if there are several."""
+        index = next((i for i, model in enumerate(models) if model is self._prepared), 0)
+        return Path(folder) / (f"composer_{rank}.pt" if index == 0 else f"composer_{index}_{rank}.pt")
 
     def explain(self) -> Plan:
         """Return what acts at each event, in which order and why, and the line of the loop that announces it."""
@@ -512,7 +546,3 @@ def _len_of(loader: Any) -> int | None:
         return len(loader)
     except TypeError:
         return None
-
-
-def _file_of(folder: str, rank: int) -> Path:
-    return Path(folder) / f"composer_{rank}.pt"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate, default_convert
 from torch.utils.data.distributed import DistributedSampler
 
 from composer.core.time import TimeUnit
@@ -24,7 +24,14 @@ from composer.utils.numbers import plain_int, plain_number
 if TYPE_CHECKING:
     from composer.core.state import State
 
-__all__ = ["DataSpec", "check_yields_batches", "default_split_batch", "ensure_data_spec", "report_empty_epoch"]
+__all__ = [
+    "DataSpec",
+    "check_yields_batches",
+    "default_split_batch",
+    "ensure_data_spec",
+    "is_endless",
+    "report_empty_epoch",
+]
 
 
 _PRIMITIVES = (bool, int, float, str)
@@ -37,7 +44,8 @@ class DataSpec:
         dataloader: An iterable over the batches of this rank.
         num_samples: Samples in an epoch; None is the length of the dataset of a torch dataloader, if it has one.
         num_tokens: Tokens in an epoch, if known.
-        batch_transforms: `batch -> batch`, called on the host before the batch moves to the device.
+        batch_transforms: `batch -> batch`, called on the host before the batch moves to the device. None: the NumPy
+            arrays of an `IterableDataset` become tensors, as in a `DataLoader`.
         microbatch_transforms: `batch -> batch`, called for each microbatch on the device.
         split_batch: `(batch, microbatch_size) -> microbatches`; None is `default_split_batch`.
         get_num_samples_in_batch: `batch -> number of samples`; None counts tensors and lists of the usual forms. The
@@ -51,7 +59,8 @@ class DataSpec:
 
     Raises:
         TypeError: A function is not callable, `num_samples` or `num_tokens` is not an integer, or `dataloader` does not
-            yield batches: it is a string, a class, a tensor, or a dataset, whose items are samples.
+            yield batches: it is a string, a class, a tensor, or a dataset, whose items are samples; or it makes batches
+            of the batches of a WebDataset.
         ValueError: `dataloader` has an active iterator, or several ranks would read the same samples.
 
     Example:
@@ -79,6 +88,7 @@ class DataSpec:
         _check_callable("split_batch", split_batch)
         _check_callable("get_num_samples_in_batch", get_num_samples_in_batch)
         _check_callable("get_num_tokens_in_batch", get_num_tokens_in_batch)
+        _check_batched_once(dataloader)
         if isinstance(dataloader, DataLoader):
             _check_dataloader(dataloader)
             if num_samples is None and isinstance(dataloader.dataset, Sized):
@@ -87,10 +97,12 @@ class DataSpec:
         self.num_samples = _count("num_samples", num_samples)
         self.num_tokens = _count("num_tokens", num_tokens)
         self.batch_transforms = batch_transforms or _unchanged
+        if batch_transforms is None and isinstance(dataloader, IterableDataset):
+            self.batch_transforms = self._transform_first
         self.microbatch_transforms = microbatch_transforms or _unchanged
         self.split_batch = split_batch or default_split_batch
         self._count_samples = get_num_samples_in_batch or count_samples
-        if get_num_samples_in_batch is None and isinstance(dataloader, IterableDataset):
+        if get_num_samples_in_batch is None and _may_yield_samples(dataloader):
             self._count_samples = self._count_first
         self._max_seq_len = getattr(getattr(dataloader, "dataset", None), "max_seq_len", None)
         self.has_token_counter = get_num_tokens_in_batch is not None
@@ -144,21 +156,20 @@ class DataSpec:
             )
         return number
 
+    def _transform_first(self, batch: Batch) -> Batch:
+        """Convert the NumPy arrays of this and all further batches, if the first batch has some."""
+        transform: Callable[[Batch], Batch] = default_convert if _has_arrays(batch) else _unchanged
+        self.batch_transforms = transform
+        return transform(batch)
+
     def _count_first(self, batch: Batch) -> int:
-        """Count the samples of the first item of an iterable data set, whose items may be samples by mistake.
+        """Count the samples of the first item of a loader whose items may be samples by mistake.
 
         Raises:
-            TypeError: The item is an input with the target of one sample.
+            TypeError: The item is a sample, or has the undecoded files of a WebDataset.
         """
         self._count_samples = count_samples
-        if isinstance(batch, (tuple, list)) and len(batch) == 2:
-            inputs, target = batch
-            is_single = isinstance(target, Number) or (isinstance(target, torch.Tensor) and target.dim() == 0)
-            if is_single and isinstance(inputs, torch.Tensor) and inputs.dim() > 0:
-                raise TypeError(
-                    f"`dataloader` must be an iterable of batches, got a {type(self.dataloader).__name__} whose first "
-                    f"item is a sample: inputs of shape {tuple(inputs.shape)} and one target. {_WRAP}"
-                )
+        _check_first(self.dataloader, batch)
         return count_samples(batch)
 
     def _default_get_num_samples_in_batch(self, batch: Batch) -> int:
@@ -186,7 +197,7 @@ def ensure_data_spec(dataloader: DataSpec | Iterable[Batch] | dict[str, Any], ar
     """
     if isinstance(dataloader, DataSpec):
         return dataloader
-    if not isinstance(dataloader, dict):
+    if not isinstance(dataloader, dict) or _is_of_datasets(dataloader):
         check_yields_batches(argument, dataloader)
         if isinstance(dataloader, (list, tuple)):
             _check_batches(argument, dataloader)
@@ -246,6 +257,14 @@ def check_yields_batches(argument: str, dataloader: Any) -> None:
         got, hint = f"the class `{dataloader.__name__}`", f"Pass `{dataloader.__name__}(...)`."
     elif isinstance(dataloader, (str, bytes, os.PathLike)):
         got, hint = repr(dataloader), f"Load the data it names. {_WRAP}"
+    elif _is_of_datasets(dataloader):
+        splits = isinstance(dataloader, Mapping)
+        got = f"a `datasets.{kind.__name__}`, whose {'values are data sets' if splits else 'items are samples'}"
+        dataset = f"dataset[{next(iter(dataloader), 'train')!r}]" if splits else "dataset"
+        hint = (
+            f"Pass `torch.utils.data.DataLoader({dataset}.with_format('torch'), batch_size=...)`, with "
+            f"`batch_size=None` if `dataset.batch(...)` has made batches already."
+        )
     elif _yields_samples(dataloader):
         got, hint = f"a {kind.__name__}, whose items are samples", _WRAP
     elif not isinstance(dataloader, Iterable) and not hasattr(dataloader, "__getitem__"):
@@ -275,7 +294,7 @@ def _check_batches(argument: str, batches: Sequence[Any]) -> None:
 
 
 def _yields_samples(dataloader: Any) -> bool:
-    if isinstance(dataloader, (torch.Tensor, np.ndarray)) or _is_of_datasets(dataloader):
+    if isinstance(dataloader, (torch.Tensor, np.ndarray)):
         return True
     return isinstance(dataloader, Dataset) and not isinstance(dataloader, IterableDataset)
 
@@ -297,8 +316,11 @@ def _check_callable(name: str, function: object) -> None:
 
 
 def _is_of_datasets(data: Any) -> bool:
-    """Return True for data sets of Hugging Face, which are no subclasses of torch's."""
-    return type(data).__module__.partition(".")[0] == "datasets"
+    """Return True for data sets of Hugging Face, which may be no subclasses of torch's.
+
+    Programs, too, have modules called `datasets`.
+    """
+    return type(data).__module__.partition(".")[0] == "datasets" and hasattr(data, "with_format")
 
 
 def _warn_of_lists(dataloader: DataLoader[Any]) -> None:
@@ -306,8 +328,9 @@ def _warn_of_lists(dataloader: DataLoader[Any]) -> None:
     dataset: Any = dataloader.dataset
     if not _is_of_datasets(dataset) or dataloader.collate_fn is not default_collate:
         return
-    if (getattr(dataset, "format", None) or {}).get("type") is not None:
-        return
+    kind = (getattr(dataset, "format", None) or {}).get("type")
+    if kind is not None or getattr(getattr(dataset, "_formatting", None), "format_type", None) is not None:
+        return  # of an `IterableDataset`, only the second is known
     features = getattr(dataset, "features", None) or {}
     lists = [name for name, kind in features.items() if type(kind).__name__ not in ("Value", "ClassLabel")]
     if lists:
@@ -335,6 +358,125 @@ def _check_dataloader(dataloader: DataLoader[Any]) -> None:
             f"{type(dataloader.sampler).__name__}: every rank would train on the same samples. "
             f"Pass `sampler=composer.utils.dist.get_sampler(dataset, shuffle=True)` to it."
         )
+
+
+# ---- loaders whose items are seen at the first of them only
+
+
+def _may_yield_samples(dataloader: Any) -> bool:
+    """Return True if the items of a loader are those of a data set, which may be samples, or files of a WebDataset."""
+    if isinstance(dataloader, DataLoader):
+        return dataloader.batch_size is None or bool(_stages_of(dataloader))
+    return isinstance(dataloader, IterableDataset)
+
+
+def _check_first(dataloader: Any, batch: Any) -> None:
+    """Check the first item of a loader.
+
+    Raises:
+        TypeError: It is a sample, or all of it is undecoded files of a WebDataset.
+
+    Warns:
+        UserWarning: A part of it is undecoded files of a WebDataset.
+    """
+    kind, stages = type(dataloader).__name__, _stages_of(dataloader)
+    sample = None
+    if isinstance(batch, (tuple, list)) and len(batch) == 2:
+        inputs, target = batch
+        is_single = isinstance(target, Number) or (isinstance(target, (torch.Tensor, np.ndarray)) and target.ndim == 0)
+        if is_single and isinstance(inputs, (torch.Tensor, np.ndarray)) and inputs.ndim > 0:
+            sample = f"inputs of shape {tuple(inputs.shape)} and one target"
+        elif stages and isinstance(inputs, bytes):
+            sample = "a file and its target"
+    elif stages and isinstance(batch, Mapping) and isinstance(batch.get("__key__"), str):
+        sample = f"the files of one key, {batch['__key__']!r}"
+    if sample is not None:
+        way_out = _WRAP
+        if stages:
+            way_out = "End the pipeline with `.batched(...)`."
+        elif isinstance(dataloader, DataLoader):
+            way_out = "Pass `batch_size=...` to it, or let its data set yield batches."
+        raise TypeError(
+            f"`dataloader` must be an iterable of batches, got a {kind} whose first item is a sample: {sample}. "
+            f"{way_out}"
+        )
+    if not stages:
+        return
+    parts = (
+        batch.items() if isinstance(batch, Mapping) else enumerate(batch) if isinstance(batch, (tuple, list)) else ()
+    )
+    fields = [(name, value) for name, value in parts if not str(name).startswith("__")]
+    files = [name for name, value in fields if isinstance(value, (tuple, list)) and value and type(value[0]) is bytes]
+    if not files:
+        return
+    undecoded = (
+        "the contents of files, not tensors. Let the pipeline decode them before it makes batches: `.decode()`, or "
+        "`.decode('torchrgb')` for images."
+    )
+    if len(files) == len(fields):
+        raise TypeError(f"`dataloader` must yield batches of tensors, got a {kind} whose first batch has {undecoded}")
+    names = ", ".join(map(repr, files))
+    warnings.warn(f"The parts {names} of the first batch of a {kind} are {undecoded}", stacklevel=4)
+
+
+def _has_arrays(batch: Any) -> bool:
+    if isinstance(batch, np.ndarray):
+        return True
+    values = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, (tuple, list)) else ()
+    return any(isinstance(value, (np.ndarray, tuple, list, Mapping)) and _has_arrays(value) for value in values)
+
+
+# ---- pipelines of WebDataset
+
+
+def is_endless(dataloader: Any) -> bool:
+    """Return True if a loader is known to have no end: a WebDataset that draws shards again and again.
+
+    Args:
+        dataloader: The loader.
+    """
+    first = next(iter(_stages_of(dataloader)), None)
+    parts: tuple[Any, ...] = (dataloader, getattr(dataloader, "dataset", None), getattr(first, "dataset", None))
+    pipelines = [part for part in parts if _pipeline_of(part)]
+    is_limited = any(getattr(each, "nsamples", -1) > 0 for each in pipelines)
+    sources = [_pipeline_of(each)[0] for each in pipelines]
+    return not is_limited and any(type(source).__name__ in _RESAMPLES for source in sources)
+
+
+_RESAMPLES = ("ResampledShards", "ResampledShardList")  # classes of webdataset
+
+
+def _pipeline_of(data: Any) -> list[Any]:
+    """Return the stages of a pipeline of WebDataset, from its source on; empty for anything else."""
+    is_pipeline = any(kind.__module__.partition(".")[0] == "webdataset" for kind in type(data).__mro__)
+    stages = getattr(data, "pipeline", None) if is_pipeline else None
+    return stages if isinstance(stages, list) else []
+
+
+def _stages_of(dataloader: Any) -> list[Any]:
+    """Return the stages of the WebDataset that a loader is, or reads; empty if it has none."""
+    return _pipeline_of(dataloader) or _pipeline_of(getattr(dataloader, "dataset", None))
+
+
+def _check_batched_once(dataloader: Any) -> None:
+    """Raise TypeError if a loader makes batches of the batches of a WebDataset."""
+    stages = _pipeline_of(dataloader)
+    is_web = bool(stages) and isinstance(stages[0], DataLoader)  # a `WebLoader`
+    loader = stages[0] if is_web else dataloader
+    if not isinstance(loader, DataLoader) or loader.batch_size is None or loader.collate_fn is not default_collate:
+        return
+    if _is_batched(_pipeline_of(loader.dataset)) and not (is_web and len(stages) > 1):
+        raise TypeError(
+            f"`dataloader` must make batches once, but the WebDataset is batched, and the {type(dataloader).__name__} "
+            f"makes batches of {loader.batch_size} of its batches. Pass `batch_size=None`, or leave out "
+            f"`.batched(...)`. If batches of batches are meant, pass a `collate_fn` of your own."
+        )
+
+
+def _is_batched(stages: Sequence[Any]) -> bool:
+    names = [getattr(getattr(stage, "f", None), "__name__", "") for stage in stages]
+    last = next((name for name in reversed(names) if name in ("_batched", "_unbatched")), "")
+    return last == "_batched"
 
 
 # ---- splitting and counting

@@ -69,6 +69,7 @@ class Trace:
 
 
 Traces = dict[str, Trace]
+"""The algorithms that ran at an event, by `"{algorithm}/{event}"`."""
 
 
 @dataclass(frozen=True)
@@ -142,6 +143,7 @@ class Dispatch:
 
     A loop that asks first does not even call a function for an event that nobody needs::
 
+        dispatch = engine.dispatch
         if dispatch.batch_end:
             dispatch.batch_end()
     """
@@ -181,7 +183,10 @@ class Engine:
         In a custom training loop::
 
             engine = Engine(state, algorithms=[MixUp()])
-            engine.run_event("before_forward")
+            for batch in loader:
+                state.batch = batch
+                engine.run_event("before_forward")
+                state.outputs = state.model(state.batch)
     """
 
     def __init__(
@@ -355,6 +360,8 @@ class Engine:
             return lambda: _run_init(algorithms, hooks, state, logger)
         if event is Event.FIT_START and self._algorithm_plan(Event.INIT, {}).candidates:
             hooks.insert(0, _drop_structure_snapshot)
+        if event in (Event.FIT_START, Event.EVAL_STANDALONE_START) and state.algorithms:
+            hooks.insert(0, _check_owned)
         run = None if algorithms is None and not hooks else _runner(algorithms, hooks, state, logger)
         return run if markers is None else markers.around(event, run)
 
@@ -638,6 +645,8 @@ def _run_init(
             )
     for callback in state.callbacks:
         callback._opened_as = id(callback)
+    for algorithm in state.algorithms:
+        algorithm._initialized_in = id(algorithm), id(state)
     for hook in hooks:
         hook(state, logger)
     if algorithms is None:
@@ -649,6 +658,21 @@ def _run_init(
 def _is_open(callback: Callback) -> bool:
     # A copy of an open callback has the attribute too, but another id: it is not open.
     return getattr(callback, "_opened_as", None) == id(callback)
+
+
+def _check_owned(state: State, logger: Logger) -> None:
+    """Raise ValueError if an algorithm with a state of its own is used by a run that was created later."""
+    for algorithm in state.algorithms:
+        owner = getattr(algorithm, "_initialized_in", None)
+        # As above, a copy has another id: it belongs to no run.
+        if owner is None or owner[0] != id(algorithm) or owner[1] == id(state):
+            continue
+        if algorithm.state_dict().keys() - {"repr"}:
+            name = type(algorithm).__name__
+            raise ValueError(
+                f"`algorithms` must be objects of this run alone, but a run that was created later has the same "
+                f"`{name}` object, whose state both would change. Create one for each run: `algorithms=[{name}(...)]`."
+            )
 
 
 def _drop_structure_snapshot(state: State, logger: Logger) -> None:

@@ -41,6 +41,7 @@ from composer.core import (
 )
 from composer.core.hosted_run import algorithms_in, total_loss
 from composer.loggers import LoggerDestination
+from composer.utils import get_device
 from composer.utils.misc import needs_closure
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ _USES = {
     "input_key": {TRANSFORMS_BATCH, PRUNES_BATCH},
     "target_key": {MIXES_TARGETS, INTERPOLATES_LOSS, SMOOTHS_TARGETS, PRUNES_BATCH},
 }
-_SHARDED = {"DEEPSPEED", "FSDP", "MEGATRON_LM", "XLA"}
+_SHARDED = {"DEEPSPEED", "MEGATRON_LM", "XLA"}
 
 
 class ComposerMixin(_Trainer):
@@ -113,6 +114,8 @@ class ComposerMixin(_Trainer):
     With the same seed and the same batches the weights equal those of composer's own `Trainer`, bit for bit, unless
     transformers itself acts as well: by default, it clips gradients and lowers the learning rate.
 
+    Models may be sharded by FSDP2: `TrainingArguments(fsdp=True, fsdp_config={"version": 2})`.
+
     A checkpoint contains the state of the algorithms in files of its own, `composer.pt`, and the weights that
     algorithms want to have saved, such as averages, which `save_model` saves, too.
     `train(resume_from_checkpoint=...)` continues from the weights of training, from any step.
@@ -132,8 +135,8 @@ class ComposerMixin(_Trainer):
 
     Raises:
         ConflictError: The host or one of its settings does not support an algorithm.
-        ValueError: The model is sharded or trained by several devices in one process, a setting repeats or interrupts
-            steps, or an algorithm has no key for the parts of a batch that it uses.
+        ValueError: The model is sharded by something else than FSDP2 or trained by several devices in one process, a
+            setting repeats or interrupts steps, or an algorithm has no key for the parts of a batch that it uses.
 
     Example:
         >>> args = transformers.TrainingArguments("out", report_to="none", disable_tqdm=True, use_cpu=True)
@@ -226,6 +229,10 @@ class ComposerMixin(_Trainer):
         with self._hooks.saving(output_dir if is_checkpoint else None):
             super().save_model(output_dir, _internal_call)
 
+    def _load_optimizer_and_scheduler(self, checkpoint: Any) -> None:
+        self._hooks.load_sharded()
+        super()._load_optimizer_and_scheduler(checkpoint)
+
     def _load_best_model(self) -> None:
         self._hooks.finish()  # before, since FIT_END puts the last averages into the model
         super()._load_best_model()
@@ -315,9 +322,9 @@ class _Hooks(TrainerCallback):
             self._clear()
 
     def take_optimizer(self) -> None:
-        """Announce BEFORE_LOAD; when resuming, load the state of the run before."""
+        """Announce BEFORE_LOAD; when resuming, load the state of the run before, unless the model is to be sharded."""
         trainer, run = self._trainer, self.run
-        if self._checkpoint is not None:
+        if self._checkpoint is not None and not trainer.is_fsdp_enabled:
             self._load(self._checkpoint)
         if self._is_taken:
             return
@@ -325,6 +332,11 @@ class _Hooks(TrainerCallback):
         self._is_taken, trainer.optimizer = True, optimizer
         if needs_closure(optimizer):  # transformers steps without
             optimizer.register_step_pre_hook(self._with_closure)
+
+    def load_sharded(self) -> None:
+        """Load the state of the run, whose averages are sharded like the weights, which are loaded by now."""
+        if self._checkpoint is not None and self._trainer.is_fsdp_enabled:
+            self._load(self._checkpoint)
 
     def _load(self, checkpoint: Path) -> None:
         files = [checkpoint / _name(self._trainer.args.process_index), checkpoint / _FILE]
@@ -420,6 +432,9 @@ class _Hooks(TrainerCallback):
 
     def _with_closure(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
         """Give the step of an optimizer a closure, which repeats the passes of the step."""
+        if not self._steps:
+            # torch.distributed.checkpoint creates the states of optimizers by a step without gradients, at a rate of 0.
+            return (optimizer, lambda *args, **kwargs: torch.zeros(())), {}
         return (optimizer, self.run.closure(self._again, then=self._after_again)), {}
 
     def _again(self, batch: Any) -> None:
@@ -472,6 +487,8 @@ class _Hooks(TrainerCallback):
         """Announce AFTER_LOAD, FIT_START and, when resuming, the ends of epochs that are missing."""
         run = self.run
         now = run.state.timestamp
+        if self._trainer.is_fsdp_enabled:  # the model was moved when it was sharded
+            run.state.device = get_device("gpu" if args.device.type == "cuda" else args.device.type)
         run.reconfigure(**_settings_of(self._trainer))  # the user, or a search, may have changed the arguments
         if not self._is_resumed:  # transformers starts an epoch, so one that was interrupted is over
             self._before = now.epoch.value + (now.batch_in_epoch.value > 0), now.batch.value - state.global_step
@@ -566,10 +583,21 @@ def _is_mean(trainer: Any) -> bool:
 def _check(args: Any, trainer: Any) -> None:
     """Raise ValueError if transformers would change parameters itself, or repeat or interrupt steps."""
     kind = str(trainer.accelerator.distributed_type).rpartition(".")[2]
-    if kind in _SHARDED or getattr(trainer, "is_distributed_loading_by_transformers", False):
+    if kind == "FSDP" and not trainer.accelerator.is_fsdp2:
         raise ValueError(
-            f"The model must be on a single device or in `DistributedDataParallel`, but {kind} changes parameters "
-            f"itself. Use the `Trainer` of composer for sharded models."
+            "The model must not be sharded by FSDP1, which flattens parameters, so that algorithms do not find them. "
+            "Pass `TrainingArguments(fsdp_config={'version': 2})`."
+        )
+    if kind in _SHARDED:
+        raise ValueError(
+            f"The model must be on a single device, in `DistributedDataParallel` or sharded by FSDP2, but {kind} "
+            f"changes parameters itself. Use FSDP2 or the `Trainer` of composer."
+        )
+    if getattr(trainer, "is_distributed_loading_by_transformers", False):
+        raise ValueError(
+            "The model must not be sharded when it is loaded, since algorithms that change layers come later. Leave "
+            "`distributed_config` or `tp_plan` out of `from_pretrained`, and use FSDP2: `TrainingArguments(fsdp=True, "
+            "fsdp_config={'version': 2})`."
         )
     if args.n_gpu > 1 or trainer.is_model_parallel:
         raise ValueError(

@@ -73,7 +73,7 @@ class IgniteRun:
 
     `Checkpoint(run.to_save(trainer), ...)` saves the state of the run, and the weights that algorithms want to have
     saved, such as averages. `Checkpoint.load_objects(run.to_save(trainer), checkpoint)` restores both; `trainer.run`
-    then continues from the batch after the last one that was trained.
+    then continues from the batch after the last one that was trained. So does another `trainer.run` after an exception.
 
     Args:
         model: A `ComposerModel`, which has a loss; or any module, with `loss`.
@@ -158,7 +158,7 @@ class IgniteRun:
         self._batch: Any = None
         self._repeats = False  # the optimizer computes several gradients in a step
         self._loss: torch.Tensor | None = None  # of the last batch, until its backward pass is announced
-        self._is_training = self._is_evaluating = self._is_interrupted = False
+        self._is_training = self._is_evaluating = self._is_interrupted = self._is_completed = False
 
     @property
     def model(self) -> Any:
@@ -252,7 +252,7 @@ class IgniteRun:
             (Events.INTERRUPT, self._interrupt),
         ):
             trainer.add_event_handler(event, handler)
-        _run_finally(trainer, self._leave_training, self._continued)
+        _run_finally(trainer, self._leave_training, self._continued, functools.partial(self._fail, trainer))
         self._trainer = trainer
         return trainer
 
@@ -352,8 +352,9 @@ class IgniteRun:
         run, state = self.run, engine.state
         if run.is_over():
             raise ValueError(
-                f"`max_duration` must be longer than what is trained, got {str(run.state.max_duration)!r}. Create "
-                f"another `IgniteRun`."
+                f"`max_duration` must be longer than what is trained, got {str(run.state.max_duration)!r}. To train "
+                f"longer, set `run.run.state.max_duration`, for example to '4ep'. For another run, create another "
+                f"`IgniteRun`."
             )
         duration = run.state.max_duration
         if duration is not None and duration.unit is TimeUnit.EPOCH and state.max_epochs not in (None, duration.value):
@@ -374,6 +375,8 @@ class IgniteRun:
                     f"epochs of {state.epoch_length} batches, got {state.max_epochs}. Pass `max_epochs={epochs}`."
                 )
         now = run.state.timestamp
+        if self._is_completed and state.iteration == 0:  # after a run that has ended, Ignite counts anew
+            self._set_progress(state)
         if state.iteration != now.batch * run.accumulate:
             raise ValueError(
                 f"The trainer must continue where the run does, but is at iteration {state.iteration}, and the run at "
@@ -406,7 +409,7 @@ class IgniteRun:
     def _complete(self, engine: Engine) -> None:
         if engine.state.iteration % self.run.accumulate == 0:  # else another handler has ended it within a step
             self.run.end_fit()
-            self._is_training = False
+            self._is_training, self._is_completed = False, True
 
     def _interrupt(self, engine: Engine) -> None:
         self.run.pause()
@@ -421,6 +424,18 @@ class IgniteRun:
         _set_epoch(loader, run)  # workers begin to read before the epoch starts
         # A `DeterministicEngine` does it itself.
         return _Continued(loader, done) if done and not isinstance(self._trainer, DeterministicEngine) else loader
+
+    def _fail(self, trainer: Engine) -> None:
+        """After an exception, let the next `trainer.run` continue from the last step that was finished."""
+        trainer._internal_run_generator = None  # else, Ignite would end the next `run` at once
+        if self._is_training:
+            self._set_progress(trainer.state)
+
+    def _set_progress(self, state: Any) -> None:
+        """Let the trainer continue where the run does."""
+        run = self.run
+        state.iteration = run.state.timestamp.batch.value * run.accumulate
+        state.epoch = state.iteration // state.epoch_length
 
     def _leave_training(self) -> None:
         if self._is_training and not self._is_interrupted:
@@ -521,13 +536,19 @@ def _set_epoch(loader: Any, run: HostedRun) -> None:
         set_epoch(run.state.timestamp.epoch.value)
 
 
-def _run_finally(engine: Engine, leave: Callable[[], None], change: Callable[[Any], Any] = lambda data: data) -> None:
+def _run_finally(
+    engine: Engine,
+    leave: Callable[[], None],
+    change: Callable[[Any], Any] = lambda data: data,
+    fail: Callable[[], None] = lambda: None,
+) -> None:
     """Call `leave` after each `engine.run`, also if it fails: a handler of EXCEPTION_RAISED would hide the error.
 
     Args:
         engine: The engine.
         leave: What is called.
         change: What is done with the data of `engine.run`.
+        fail: What is called before, after an exception.
     """
     original = engine.run
 
@@ -535,6 +556,9 @@ def _run_finally(engine: Engine, leave: Callable[[], None], change: Callable[[An
     def run(data: Any = None, *args: Any, **kwargs: Any) -> Any:
         try:
             return original(change(data), *args, **kwargs)
+        except BaseException:
+            fail()
+            raise
         finally:
             leave()
 

@@ -23,6 +23,8 @@ _SECONDS_FOR_GIT = 5
 def describe_run(state: State) -> dict[str, Any]:
     """Return plain values that tell a run from another, as it begins to train.
 
+    The seed is missing: each run logs it already as "rank_zero_seed", the name that MosaicML's Composer has for it.
+
     Args:
         state: The state; its data and duration are known.
     """
@@ -42,7 +44,6 @@ def describe_run(state: State) -> dict[str, Any]:
         "batches_per_epoch": None if state.dataloader_len is None else state.dataloader_len.value,
         "train_samples": None if state.train_data_spec is None else state.train_data_spec.num_samples,
         "eval_samples": {each.label: each.dataloader.num_samples for each in state.evaluators} or None,
-        "seed": state.rank_zero_seed,
         "precision": state.precision.value,
         "device": _device_name(state),
         "world_size": dist.get_world_size(),

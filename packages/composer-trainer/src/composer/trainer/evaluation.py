@@ -17,6 +17,7 @@ from composer.core.display import number
 from composer.devices import DeviceCPU
 from composer.loggers import Logger
 from composer.models import ComposerModel
+from composer.trainer.history import RunHistory
 from composer.trainer.metrics import move_metrics
 from composer.trainer.microbatch import adjust_device_eval_microbatch_size, eval_search, is_cuda_oom
 from composer.trainer.optimizers import OptimizerModes
@@ -36,6 +37,7 @@ class Evaluation:
         logger: Receives the metrics.
         model: The user's model, unwrapped.
         parallel: The ranks of the run.
+        history: Receives the metrics, for `Trainer.plot`.
 
     Attributes:
         accesses: Records the first iteration of each loader of the run.
@@ -43,8 +45,15 @@ class Evaluation:
     """
 
     def __init__(
-        self, state: State, engine: Engine, logger: Logger, model: ComposerModel, parallel: SingleProcess
+        self,
+        state: State,
+        engine: Engine,
+        logger: Logger,
+        model: ComposerModel,
+        parallel: SingleProcess,
+        history: RunHistory,
     ) -> None:
+        self._history = history
         self.state, self.engine, self.logger, self.model, self.parallel = state, engine, logger, model, parallel
         self._forward_pass = ForwardPass(self._outputs_of, state, parallel, fp8=False)
         self.accesses, self.modes = FirstAccesses(), OptimizerModes(state)
@@ -213,7 +222,9 @@ class Evaluation:
     def _log(self, label: str, metrics: dict[str, Any]) -> dict[str, Any]:
         values = {name: metric.compute() for name, metric in metrics.items()}
         self.state.eval_metric_values.update(values)
-        self.logger.log_metrics({f"metrics/{label}/{name}": value for name, value in values.items()})
+        named = {f"metrics/{label}/{name}": value for name, value in values.items()}
+        self.logger.log_metrics(named)
+        self._history.add_metrics(self.state.timestamp.batches, named)
         return values
 
 

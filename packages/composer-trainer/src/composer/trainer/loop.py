@@ -15,6 +15,7 @@ from composer.core import DataSpec, Engine, Event, State, TimeUnit
 from composer.core.data_spec import report_empty_epoch
 from composer.loggers import DeferredValue, Logger
 from composer.trainer.evaluation import Evaluation
+from composer.trainer.history import RunHistory
 from composer.trainer.ranks import SingleProcess, set_epoch
 from composer.trainer.resume.loader import LoaderPosition
 from composer.trainer.resume.skip import has_state
@@ -91,6 +92,7 @@ class FitLoop:
         step_every_batch: Step schedulers after every batch, otherwise after every epoch.
         interruption: Receives SIGTERM and SIGINT.
         over_at: The `max_duration` at which this fit was over when its checkpoint was saved; None: it was not over.
+        history: Receives the losses, for `Trainer.plot`.
     """
 
     def __init__(
@@ -105,7 +107,8 @@ class FitLoop:
         parallel: SingleProcess,
         step_every_batch: bool,
         interruption: Interruption,
-        over_at: str | None = None,
+        over_at: str | None,
+        history: RunHistory,
     ) -> None:
         self.state, self.engine, self.logger = state, engine, logger
         self.data_spec, self.batches, self.position = data_spec, batches, position
@@ -117,7 +120,7 @@ class FitLoop:
         self._lap_start = time.perf_counter()
         self._limit, self._over_at = state.max_duration, over_at  # the limit is the same on all ranks
         self._stopped_elsewhere = False  # another rank has to stop training
-        self._losses = _LossMonitor()
+        self._losses, self._history = _LossMonitor(), history
         self._first_batch = state.timestamp.batches  # of this call of `fit`
 
     def run(self) -> None:
@@ -287,6 +290,7 @@ class FitLoop:
         if self._has_ranks:
             losses = self.parallel.mean_losses(losses)
         self._losses.add(losses, state.timestamp.batches)
+        self._history.add_losses(state.timestamp.batches, losses)
         state.total_loss_dict = losses
         metrics = self.metrics if self.metrics.enabled else None
         if not logged:

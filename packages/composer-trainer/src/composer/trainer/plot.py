@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from composer.loggers import InMemoryLogger, LoggerDestination
+from composer.trainer.history import RunHistory
 from composer.utils import MissingConditionalImportError
 
 if TYPE_CHECKING:
@@ -16,37 +17,45 @@ __all__ = ["plot"]
 _WIDTH, _HEIGHT, _COLUMNS = 5.0, 3.0, 3  # inches of one plot, and plots in a row
 
 
-def plot(destinations: Sequence[LoggerDestination], names: Sequence[str]) -> Figure:
-    """Draw the values in the `InMemoryLogger` of a run over batches, one plot for what training and evaluation share.
+def plot(destinations: Sequence[LoggerDestination], history: RunHistory, names: Sequence[str]) -> Figure:
+    """Draw the values of a run over batches, one plot for what training and evaluation share.
 
     Args:
-        destinations: The loggers of the run.
+        destinations: The loggers of the run; the first `InMemoryLogger` has the values.
+        history: The values if there is none.
         names: What to draw, by the logged names or parts of them; empty: all losses and metrics.
 
     Raises:
-        ValueError: No logger stores values, or none has a name that contains one of `names`.
+        ValueError: There are no values yet, or none has a name that contains one of `names`.
         MissingConditionalImportError: matplotlib is not installed.
     """
-    memory = next((each for each in destinations if isinstance(each, InMemoryLogger)), None)
-    if memory is None:
-        raise ValueError("`plot` needs the values of the run. Pass `loggers=InMemoryLogger()` to the `Trainer`.")
     try:
         from matplotlib import pyplot
     except ImportError as error:
         raise MissingConditionalImportError("plot", "matplotlib", None) from error
 
+    memory = next((each for each in destinations if isinstance(each, InMemoryLogger)), None)
+    if memory is None:
+        found = history.series()
+    else:
+        found = {name: [(time.batch.value, value) for time, value in values] for name, values in memory.data.items()}
+    if not found:
+        raise ValueError("There is nothing to draw yet. Call `fit` or `eval` first.")
     groups: dict[str, dict[str, tuple[list[int], list[float]]]] = {}
-    for name, series in memory.data.items():
+    for name, series in found.items():
         is_wanted = any(part in name for part in names) if names else name.startswith(("loss/", "metrics/"))
-        values = [(time.batch.value, _number(value)) for time, value in series]
+        values = [(batch, _number(value)) for batch, value in series]
         # The value of an epoch at its end gives way to that of the next batch.
         points = {batch: value for batch, value in values if value is not None}
         if is_wanted and points:
             title = "loss" if name.startswith("loss/") else name.rpartition("/")[2]
             groups.setdefault(title, {})[name] = list(points), list(points.values())
     if not groups:
-        known = ", ".join(sorted(memory.data)) or "none"
-        raise ValueError(f"`names` must be logged names or parts of them, got {list(names)!r}. Logged are: {known}.")
+        known = ", ".join(sorted(found))
+        hint = "" if memory else " For all that is logged, pass `loggers=InMemoryLogger()` to the `Trainer`."
+        raise ValueError(
+            f"`names` must be logged names or parts of them, got {list(names)!r}. There are: {known}.{hint}"
+        )
     rows = -(-len(groups) // _COLUMNS)
     columns = min(len(groups), _COLUMNS)
     figure = pyplot.figure(figsize=(_WIDTH * columns, _HEIGHT * rows), layout="constrained")

@@ -22,6 +22,7 @@ from composer.core import (
     TimeUnit,
     ensure_data_spec,
 )
+from composer.core.data_spec import is_endless
 from composer.devices import Device
 from composer.models import ComposerModel
 from composer.models.module_with_loss import name_of_given
@@ -305,7 +306,7 @@ class RunSettings:
             state.scaler = kind("cuda" if state.device.name == "gpu" else state.device.name)
 
     def _check_epochs(self) -> None:
-        """Raise ValueError for several epochs over an iterator."""
+        """Raise ValueError for several epochs over an iterator, or an epoch that has no end."""
         state, limit = self.state, self.state.max_duration
         if limit is None or limit.unit is not TimeUnit.EPOCH or self.train_spec is None:
             return
@@ -315,6 +316,12 @@ class RunSettings:
                 f"`train_dataloader` must be a loader that can be iterated {epochs} times for `max_duration` "
                 f"{str(limit)!r}, got a {type(loader).__name__}, which can be iterated only once. Pass a `DataLoader`, "
                 f"a list, or another iterable that can be iterated repeatedly."
+            )
+        if epochs > 0 and state.dataloader_limit is None and is_endless(loader):
+            raise ValueError(
+                f"`train_dataloader` must have an end for `max_duration` {str(limit)!r}, got a {type(loader).__name__} "
+                f"that draws shards again and again: its first epoch would never end. Add `.with_epoch(...)` to the "
+                f"pipeline, or pass `train_subset_num_batches=...`."
             )
 
 

@@ -41,6 +41,7 @@ from composer.trainer.construction import RunsProfiler
 from composer.trainer.construction import generate_run_name as _generate_run_name
 from composer.trainer.description import describe_run
 from composer.trainer.evaluation import Evaluation, Results, predict
+from composer.trainer.history import RunHistory
 from composer.trainer.loop import FitLoop
 from composer.trainer.metrics import TrainMetrics
 from composer.trainer.microbatch import adjust_device_train_microbatch_size as _adjust_device_train_microbatch_size
@@ -70,6 +71,7 @@ from composer.trainer.settings import RunSettings, check_duration, check_subset,
 from composer.trainer.signals import Interruption
 from composer.trainer.step import BatchTrainer
 from composer.utils import checkpoint, dist, ensure_tuple, extract_hparams, get_device, reproducibility
+from composer.utils.collect_env import get_composer_env
 from composer.utils.html import details
 from composer.utils.import_helpers import import_from_distribution
 from composer.utils.parallelism import ParallelismConfig
@@ -605,20 +607,25 @@ class Trainer(_RejectsRemovedArguments):
         self._parallel.prepare_metrics(state.train_metrics.values())
         defer = self._parallel.world_size == 1
         self._metrics = TrainMetrics(state, self._model, defer, self._parallel.reshard)
-        self._evaluation = Evaluation(state, self.engine, self.logger, self._model, self._parallel)
+        self._history = RunHistory()
+        self._evaluation = Evaluation(state, self.engine, self.logger, self._model, self._parallel, self._history)
         self._evaluation.modes.eval()  # the mode outside `fit`
 
     def _log_hparams(self) -> None:
-        """Log the arguments if requested, and versions, nodes and devices."""
+        """Log the arguments if requested, and versions, nodes and devices.
+
+        The commit is that of an installation from a repository; a release has none, and logs none.
+        """
         import composer
 
         if self.local_hparams:
             self.logger.log_hyperparameters(self.local_hparams)
         local_world_size = dist.get_local_world_size()
+        commit = os.environ.get("COMPOSER_COMMIT_HASH") or get_composer_env().composer_commit_hash
         self.logger.log_hyperparameters(
             {
                 "composer_version": composer.__version__,
-                "composer_commit_hash": os.environ.get("COMPOSER_COMMIT_HASH", "None"),
+                **({} if commit is None else {"composer_commit_hash": commit}),
                 "num_nodes": dist.get_world_size() // local_world_size,
                 f"num_{self.state.device.name}s_per_node": local_world_size,
                 "node_name": os.environ.get("NODENAME") or platform.node(),
@@ -859,6 +866,7 @@ class Trainer(_RejectsRemovedArguments):
             self._settings.step_every_batch,
             Interruption(self._checkpoint_saver, self._announce),
             self._progress.over_at,
+            self._history,
         )
 
     def _compile(self, config: dict[str, Any]) -> None:
@@ -872,16 +880,19 @@ class Trainer(_RejectsRemovedArguments):
     # ---- in a notebook ----
 
     def plot(self, *names: str) -> Figure:
-        """Draw the losses and metrics of the run over batches, from its `InMemoryLogger`.
+        """Draw the losses and metrics of the run over batches.
+
+        Without an `InMemoryLogger`, these are the losses of up to 1024 batches, evenly spaced, and the results of
+        evaluations, since this process has begun the run. With one, all that it has stored, such as training metrics.
 
         Args:
             *names: What to draw, by logged names or parts of them, such as "Accuracy"; none: all losses and metrics.
 
         Raises:
-            ValueError: No logger stores values, or none has a name that contains one of `names`.
+            ValueError: Nothing was trained or evaluated yet, or no name contains one of `names`.
             MissingConditionalImportError: matplotlib is not installed.
         """
-        return plot(self.logger.destinations, names)
+        return plot(self.logger.destinations, self._history, names)
 
     def __repr__(self) -> str:
         now, end = self.state.timestamp.batch.to_timestring(), self.state.max_duration
