@@ -19,9 +19,13 @@ import torch
 from tiny_tasks import tiny
 
 from composer.evidence import Incomplete, Ledger, Runner, RunResult, RunSpec, _preload, merge
-from composer.evidence.run import environment, execute, write_atomically
+from composer.evidence.methods import TEACHER
+from composer.evidence.run import environment, execute, make_trainer, write_atomically
 from composer.evidence.runner import visible_gpus
 from composer.evidence.steptime import measure_in_process
+from composer.testing import deep_compare
+from composer.utils import get_device
+from composer.utils.reproducibility import seed_context
 
 AVERAGES = {
     "EMA": ("EMA", {"half_life": "2ba", "update_interval": "1ba"}),
@@ -83,6 +87,24 @@ def test_averages_in_the_model_are_scored_with_their_own_batch_statistics(monkey
     assert measured["SWA"]["MulticlassAccuracy"] == beside.score("SWA")
     monkeypatch.setattr("composer.evidence.run.recalibrate_batchnorm", lambda *args: None)
     assert all(run(spec(seed=3, stack=(method,))).metrics != measured[name] for name, method in of.items())
+
+
+def test_a_teacher_is_plain_trained_for_longer_and_shared_by_all_runs(tmp_path: Path) -> None:
+    task, own = tiny(), tmp_path / "own"
+    data = task.data(None)
+    taught = spec(stack=(("Distillation", {"teacher": TEACHER, "weight": 1.0}),))
+    results = [execute(task, data, replace(taught, seed=seed), tmp_path).score() for seed in (1, 2)]
+    (file,) = tmp_path.glob("teacher-*.pt")
+    modified = file.stat().st_mtime_ns
+
+    execute(task, data, replace(taught, seed=1, settings={"lr": 0.1}), tmp_path)
+    assert file.stat().st_mtime_ns == modified
+    assert results == [execute(task, data, replace(taught, seed=seed), own).score() for seed in (1, 2)]
+    with seed_context(60_000):
+        model = task.variants["adamw"].model(data)
+        loader = data.loaders("validation", 60_000, get_device("cpu"))[0]
+        make_trainer(task, replace(spec(seed=60_000), steps=4 * task.steps), model, loader, []).fit()
+    deep_compare(torch.load(file, weights_only=True), dict(model.state_dict()))
 
 
 def test_a_run_that_raises_is_a_failed_result_with_the_reason() -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from conftest import PLAN, TINY
 from tiny_tasks import Load, images, tiny
@@ -20,7 +21,7 @@ from tiny_tasks import Load, images, tiny
 from composer.evidence import Ledger, Plan, Runner, Study, load_task, replay
 from composer.evidence.auto import load_recipe, make_schedule, write_recipe
 from composer.evidence.cli import main
-from composer.evidence.methods import make_algorithms, reason_against
+from composer.evidence.methods import TEACHER, make_algorithms, reason_against
 from composer.evidence.page import explain, show_effect, table, write_page
 from composer.evidence.search import SearchError
 from composer.evidence.statistics import Rung, Verdict, at_equal_time, compare
@@ -109,7 +110,6 @@ def test_methods_that_do_not_apply_are_refused_with_the_reason(
         (["MixUp"], "not judged", "budget of tiny is too short"),
         (["SAM"], "not judged", "it is slow"),
         (["NoSuchThing"], "not applicable", "installed algorithms"),
-        (["Distillation"], "not applicable", "cannot be constructed"),
         (["EMA", "EMA"], "not applicable", "given twice|twice"),
     ],
 )
@@ -119,6 +119,27 @@ def test_reasons_are_known_without_training(methods: list[str], word: str, why: 
     assert against is not None
     assert against[0] == word
     assert any(part in against[1] for part in why.split("|"))
+
+
+def test_arguments_that_a_method_does_not_have_are_named() -> None:
+    against = reason_against(tiny(arguments={"EMA": {"nonsense": 1}}), ["EMA"])
+
+    assert against is not None
+    assert "`EMA` cannot be constructed" in against[1]
+    assert "nonsense" in against[1]
+
+
+def test_a_recipe_that_needs_a_teacher_asks_for_it(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    stack = [{"Distillation": {"teacher": TEACHER, "weight": 0.9}}]
+    recipe = {"task": "tiny_tasks:tiny", "variant": "adamw", "training": {"lr": 0.1}, "algorithms": stack}
+    path.write_text(yaml.safe_dump(recipe))
+    network = torch.nn.Linear(2, 2)
+
+    with pytest.raises(ValueError, match="`teacher` must be a trained network"):
+        load_recipe(path)
+    _, (distillation,) = load_recipe(path, network)
+    assert distillation.teacher is network
 
 
 def test_repeating_a_measurement_trains_and_adds_nothing(measured: tuple[Study, list[dict[str, Any]]]) -> None:

@@ -9,6 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 
 from composer.core import Algorithm
@@ -179,19 +180,31 @@ def write_recipe(study: Study, folder: Path) -> list[Path]:
     return files
 
 
-def load_recipe(path: Path) -> tuple[Any, list[Algorithm]]:
+def load_recipe(path: Path, teacher: torch.nn.Module | None = None) -> tuple[Any, list[Algorithm]]:
     """Return what `recipe.yaml` says: the optimization, and new algorithms for the Trainer.
 
     Args:
         path: The file.
+        teacher: A trained network, if the recipe has a method that needs one, such as `Distillation`.
 
     Returns:
         An object with `optimizer(model)` and `schedule()`, and the algorithms.
+
+    Raises:
+        ValueError: `teacher` is missing.
     """
+
+    def take_teacher() -> torch.nn.Module:
+        if teacher is None:
+            raise ValueError(
+                "`teacher` must be a trained network, since the recipe has a method that needs one, got None."
+            )
+        return teacher
+
     recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
     training: Any = load_task(recipe["task"]).variants[recipe["variant"]].training
     stack = [(name, arguments) for member in recipe["algorithms"] for name, arguments in member.items()]
-    return training_beside(stack, replace(training, **recipe["training"])), make_algorithms(stack)
+    return training_beside(stack, replace(training, **recipe["training"])), make_algorithms(stack, take_teacher)
 
 
 def _value(entry: dict[str, Any]) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -14,7 +14,7 @@ from composer.core.ordering import Ordering
 from composer.evidence.task import Grid, Task
 from composer.optim import ComposerScheduler, ConstantScheduler
 
-__all__ = ["METHODS", "Method", "Stack", "class_of", "make_algorithms", "reason_against", "training_beside"]
+__all__ = ["METHODS", "TEACHER", "Method", "Stack", "class_of", "make_algorithms", "reason_against", "training_beside"]
 
 Stack = tuple[tuple[str, dict[str, Any]], ...]
 """Algorithms by class name, with their arguments, in the order for the engine."""
@@ -43,6 +43,9 @@ class Method:
     schedules: bool = False
 
 
+TEACHER = "plain, 4 times the steps"
+"""The value of an argument that takes a trained network: that of plain, trained for four times the full budget."""
+
 _UNIT = {"high": 1.0}
 _ALL = (
     Method("Muon", grid={"momentum": Grid((0.9, 0.95), high=0.999)}),
@@ -64,6 +67,11 @@ _ALL = (
         {"recalibration_batches": 0},  # as for LAWA
         {"warmup": Grid(("10ba", "30ba", "60ba"))},
         schedules=True,
+    ),
+    Method(
+        "Distillation",
+        {"teacher": TEACHER},
+        {"weight": Grid((0.5, 0.9), **_UNIT), "temperature": Grid((2.0, 4.0))},
     ),
     Method("LabelSmoothing", grid={"smoothing": Grid((0.05, 0.1), **_UNIT)}, kind="images"),
     Method("QKNorm", kind="tokens"),
@@ -136,11 +144,14 @@ def class_of(name: str) -> type[Algorithm]:
     return found
 
 
-def make_algorithms(stack: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Algorithm]:
+def make_algorithms(
+    stack: Sequence[tuple[str, Mapping[str, Any]]], teacher: Callable[[], torch.nn.Module] = torch.nn.Identity
+) -> list[Algorithm]:
     """Construct the algorithms of a stack.
 
     Args:
         stack: Class names and arguments.
+        teacher: Returns the network for an argument that is `TEACHER`.
 
     Raises:
         ValueError: An algorithm is not installed, or an argument is invalid.
@@ -149,7 +160,9 @@ def make_algorithms(stack: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Algo
     for name, arguments in stack:
         make = class_of(name)
         try:
-            algorithms.append(make(**arguments))
+            algorithms.append(
+                make(**{key: teacher() if value == TEACHER else value for key, value in arguments.items()})
+            )
         except TypeError as error:
             raise ValueError(
                 f"`{name}` cannot be constructed: {error}. Give its arguments in `Task.arguments`."

@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
@@ -25,10 +25,11 @@ import torch
 
 from composer.algorithms.utils.batchnorm import recalibrate_batchnorm
 from composer.algorithms.warnings import NoEffectWarning, NotIntendedUseWarning
-from composer.core import Callback, Engine, Evaluator, Event, State
+from composer.core import Algorithm, Callback, Engine, Evaluator, Event, State
 from composer.evidence.methods import make_algorithms, training_beside
 from composer.evidence.task import Part, Task, digest
 from composer.loggers import InMemoryLogger, Logger
+from composer.models import ComposerModel
 from composer.utils import get_device
 from composer.utils.reproducibility import seed_context
 
@@ -39,12 +40,14 @@ __all__ = [
     "environment",
     "execute",
     "hold_machine",
+    "make_trainer",
     "read_result",
     "source_hash",
     "write_atomically",
 ]
 
 _LABEL = "part"  # of the evaluator
+_TEACHER_BUDGETS, _TEACHER_SEED = 4, 60_000  # the first is told by `TEACHER`
 # Averages that do not bring statistics of batch norm with them.
 _WITHOUT_STATISTICS = frozenset({"LAWA", "SWA", "ScheduleFree"})
 
@@ -232,45 +235,28 @@ def execute(task: Task, data: Any, spec: RunSpec, folder: Path | None = None) ->
 
 
 def _train(task: Task, data: Any, spec: RunSpec, folder: Path | None) -> RunResult:
-    from composer.trainer import Trainer  # imports torchmetrics, which takes seconds
-
-    variant = task.variants[spec.variant]
-    training: Any = replace(variant.training, **spec.settings) if spec.settings else variant.training  # type: ignore[type-var]
-    training = training_beside(spec.stack, training)
     device, memory, sides = get_device(spec.device), InMemoryLogger(), SideAverages(spec.averages)
+    algorithms = make_algorithms(spec.stack, partial(_teach, task, data, spec, folder))
     with seed_context(spec.seed):
-        model = variant.model(data)
+        model = task.variants[spec.variant].model(data)
         train, evaluated = data.loaders(spec.part, spec.seed, device)
-        curve: dict[str, Any] = {}
+        others: dict[str, Any] = {}
         if spec.num_curve:
             held_out = evaluated if spec.part == "validation" else data.loaders("validation", spec.seed, device)[1]
-            curve = {
+            others = {
                 "eval_dataloader": Evaluator(label="curve", dataloader=held_out),
                 "eval_interval": f"{max(1, spec.steps // spec.num_curve)}ba",
             }
         if task.checkpoint_interval is not None and folder is not None and not spec.averages:
-            curve |= {
+            others |= {
                 "save_folder": str(folder / spec.id),
                 "save_interval": task.checkpoint_interval,
                 "save_num_checkpoints_to_keep": 1,
                 "autoresume": True,
             }
-        trainer = Trainer(
-            model=model,
-            train_dataloader=train,
-            run_name=spec.id,
-            max_duration=f"{spec.steps}ba",
-            algorithms=make_algorithms(spec.stack),
-            optimizers=training.optimizer(model),
-            schedulers=training.schedule(),
-            loggers=[memory],
-            callbacks=[sides] if spec.averages else [],
-            progress_bar=False,
-            device=device,
-            precision=spec.precision,
-            seed=spec.seed,
-            deterministic_mode=True,
-            **curve,
+        callbacks = [sides] if spec.averages else []
+        trainer = make_trainer(
+            task, spec, model, train, algorithms, run_name=spec.id, loggers=[memory], callbacks=callbacks, **others
         )
         idle_bytes = _reset_peak(spec.device)
         begin = _clock(spec.device)
@@ -283,6 +269,79 @@ def _train(task: Task, data: Any, spec: RunSpec, folder: Path | None) -> RunResu
     points = [(int(at.batch), float(value)) for at, value in memory.data.get(key, [])]
     finite = all(value is not None for value in scores.values())
     return RunResult(spec, "finished" if finite else "diverged", scores, metrics, train_seconds, 0.0, peak, points)
+
+
+def make_trainer(
+    task: Task, spec: RunSpec, model: ComposerModel, loader: Any, algorithms: Sequence[Algorithm], **others: Any
+) -> Any:
+    """Return the Trainer of a run.
+
+    Args:
+        task: The task.
+        spec: The run.
+        model: The network.
+        loader: The training data.
+        algorithms: The algorithms of the run.
+        **others: More arguments of the Trainer.
+    """
+    from composer.trainer import Trainer  # imports torchmetrics, which takes seconds
+
+    training: Any = task.variants[spec.variant].training
+    training = training_beside(spec.stack, replace(training, **spec.settings) if spec.settings else training)
+    return Trainer(
+        model=model,
+        train_dataloader=loader,
+        max_duration=f"{spec.steps}ba",
+        algorithms=algorithms,
+        optimizers=training.optimizer(model),
+        schedulers=training.schedule(),
+        progress_bar=False,
+        device=get_device(spec.device),
+        precision=spec.precision,
+        seed=spec.seed,
+        deterministic_mode=True,
+        **others,
+    )
+
+
+def _teach(task: Task, data: Any, spec: RunSpec, folder: Path | None) -> ComposerModel:
+    """Return the teacher of a run: its network, trained with the default settings of its variant.
+
+    All runs of a ledger have the same one. The first trains it, the others wait.
+    """
+    own = replace(
+        RunSpec(
+            spec.task, spec.task_hash, "validation", spec.variant, _TEACHER_BUDGETS * task.steps, seed=_TEACHER_SEED
+        ),
+        device=spec.device,
+        precision=spec.precision,
+        threads=spec.threads,
+    )
+    device = get_device(spec.device)
+    with seed_context(own.seed):
+        model = task.variants[own.variant].model(data)
+        path = None if folder is None else folder / f"teacher-{own.id}.pt"
+        with _alone(path):
+            if path is None or not path.exists():
+                make_trainer(task, own, model, data.loaders(own.part, own.seed, device)[0], []).fit()
+                if path is not None:
+                    torch.save(model.state_dict(), path.with_suffix(".tmp"))
+                    os.replace(path.with_suffix(".tmp"), path)
+            else:
+                model.load_state_dict(torch.load(path, weights_only=True))
+    return model
+
+
+@contextmanager
+def _alone(path: Path | None) -> Iterator[None]:
+    """Let one process at a time make a file."""
+    if path is None:
+        yield
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.with_suffix(".lock").open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _evaluate(

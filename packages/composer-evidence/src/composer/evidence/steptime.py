@@ -14,10 +14,11 @@ import numpy as np
 import torch
 
 from composer.core import Callback, State
-from composer.evidence.methods import make_algorithms, training_beside
-from composer.evidence.run import RunSpec, hold_machine, write_atomically
+from composer.evidence.methods import make_algorithms
+from composer.evidence.run import RunSpec, hold_machine, make_trainer, write_atomically
 from composer.evidence.task import Task, load_task
 from composer.loggers import Logger
+from composer.models import ComposerModel
 from composer.utils import get_device
 from composer.utils.reproducibility import seed_context
 
@@ -140,28 +141,14 @@ def _interleave(
 
 
 def _trainer(task: Task, data: Any, spec: RunSpec, turns: Callback) -> Any:
-    from composer.trainer import Trainer  # imports torchmetrics, which takes seconds
+    def make_model() -> ComposerModel:
+        return task.variants[spec.variant].model(data)
 
-    variant = task.variants[spec.variant]
-    training: Any = replace(variant.training, **spec.settings) if spec.settings else variant.training  # type: ignore[type-var]
-    training = training_beside(spec.stack, training)
-    device = get_device(spec.device)
     with seed_context(spec.seed):
-        model = variant.model(data)
-        return Trainer(
-            model=model,
-            train_dataloader=data.loaders(spec.part, spec.seed, device)[0],
-            max_duration=f"{spec.steps}ba",
-            algorithms=make_algorithms(spec.stack),
-            optimizers=training.optimizer(model),
-            schedulers=training.schedule(),
-            callbacks=[turns],
-            progress_bar=False,
-            device=device,
-            precision=spec.precision,
-            seed=spec.seed,
-            deterministic_mode=True,
-        )
+        model = make_model()
+        algorithms = make_algorithms(spec.stack, make_model)  # an untrained teacher takes the same time
+        loader = data.loaders(spec.part, spec.seed, get_device(spec.device))[0]
+        return make_trainer(task, spec, model, loader, algorithms, callbacks=[turns])
 
 
 def _synchronize(state: State) -> None:
