@@ -31,7 +31,6 @@ _WHY_NOT: Mapping[str, str] = {
     "AugMix": "it changes images one by one on the host, and the images of the tasks are batches on the device",
     "ChannelsLast": "it changes the time of a step, and is part of plain training in all tasks with images",
     "ChunkedCrossEntropy": "it changes memory, not results: see its cost below",
-    "Distillation": "what it gains is up to the teacher, and the tasks have none",
     "Factorize": "the networks of the tasks have no layers that are large enough",
     "FusedLayerNorm": "it changes the time of a step on GPUs, not results, and the ledger is of a CPU",
     "GyroDropout": "the networks of the tasks have no dropout",
