@@ -162,8 +162,8 @@ class Distillation(Algorithm):
         self.input_key, self.target_key, self.shift_labels = input_key, target_key, shift_labels
 
     def __repr__(self) -> str:
-        arguments = {name: value for name, value in vars(self).items() if name != "teacher"}
-        text = ",".join(f"{name}={value!r}" for name, value in arguments.items())
+        names = ("weight", "temperature", "input_key", "target_key", "shift_labels")
+        text = ",".join(f"{name}={getattr(self, name)!r}" for name in names)
         return f"{type(self).__name__}(teacher={type(self.teacher).__name__}(...),{text})"
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
