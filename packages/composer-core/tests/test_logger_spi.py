@@ -250,11 +250,12 @@ def test_records_that_are_only_collected_do_not_show_that_the_service_works(send
 
 def test_a_failure_is_a_warning_once_and_the_rest_is_sent(service: Service, caplog: pytest.LogCaptureFixture) -> None:
     sender = Sender("Test", service.send)
-    sender.put(fail)
-    sender.put_metrics({"a": 1}, 0)
-    sender.put(fail)
-    with pytest.warns(UserWarning, match="`Test` failed to log: OSError: no route to host The run goes on"):
+    with pytest.warns(UserWarning, match="`Test` failed to log: OSError: no route to host The run goes on") as warned:
+        sender.put(fail)
+        sender.put_metrics({"a": 1}, 0)
+        sender.put(fail)
         sender.flush()
+    assert len(warned) == 1
     sender.put_metrics({"a": 2}, 1)
     with caplog.at_level(logging.WARNING):
         sender.close()
