@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from functools import partial
@@ -26,7 +27,7 @@ from torchvision.models.resnet import Bottleneck, ResNet
 from composer import Trainer
 from composer.algorithms.stochastic_depth import apply_stochastic_depth
 from composer.core import Callback, State
-from composer.loggers import Logger
+from composer.loggers import InMemoryLogger, Logger
 from composer.optim import CosineAnnealingScheduler, DecoupledAdamW, DecoupledSGDW
 from tools.workspace import ROOT
 
@@ -118,6 +119,45 @@ def test_a_compiled_step_is_two_graphs_at_any_learning_rate(optimizer: Any) -> N
     assert 2 == after[0]
     assert after[2] <= 4
     assert after[2] == after[-1]
+
+
+def test_losses_outlive_graphs_that_overwrite_what_they_return() -> None:
+    """As CUDA graphs do; losses are kept for loggers, for `plot` and to detect NaN."""
+    overwritten = 0
+
+    def backend(module: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:
+        returned: list[torch.Tensor] = []
+
+        def run(*arguments: Any) -> Any:
+            nonlocal overwritten
+            for tensor in returned:
+                tensor.fill_(torch.nan)
+                overwritten += 1
+            outputs = module(*arguments)
+            returned[:] = [each.detach() for each in outputs if isinstance(each, torch.Tensor) and each.requires_grad]
+            return outputs
+
+        return run
+
+    torch.manual_seed(0)
+    model, memory = Classifier(), InMemoryLogger()
+    trainer = Trainer(
+        model=model,
+        train_dataloader=DataLoader(noise(8 * 20), batch_size=8),
+        optimizers=torch.optim.SGD(model.parameters(), lr=0.01),
+        max_duration="1ep",
+        loggers=memory,
+        compile_step=True,
+        compile_config={"backend": backend},
+        device="cpu",
+        progress_bar=False,
+    )
+    trainer.fit()
+    losses = [float(value) for _, value in memory.data["loss/train/total"]]
+
+    assert overwritten >= 19
+    assert len(losses) == 20
+    assert all(map(math.isfinite, losses))
 
 
 def test_what_acts_between_forward_and_loss_keeps_the_loss_out_of_the_graph() -> None:

@@ -134,6 +134,8 @@ class BatchTrainer:
         self._step(others, scaler)
         if scaler is not None:
             scaler.update()
+        if self._forward_and_loss is not None:  # as a CUDA graph, it overwrites in the next step what it returns
+            self.losses = {key: loss.clone() for key, loss in self.losses.items()}
         return self.losses
 
     def _step(self, optimizers: Iterable[torch.optim.Optimizer], scaler: torch.amp.GradScaler | None) -> None:
