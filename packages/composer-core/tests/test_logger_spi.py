@@ -210,12 +210,16 @@ def test_arrays_fill_the_queue_by_their_size(service: Service, array: Any) -> No
 def test_a_device_that_fails_costs_only_what_was_on_it(service: Service, caplog: pytest.LogCaptureFixture) -> None:
     """Nothing can be copied from the device "meta", as from a GPU after an illegal access."""
     sender = Sender("Test", service.send)
-    with pytest.warns(UserWarning, match="`Test` failed to log: NotImplementedError"):  # by whichever call comes next
+
+    def log() -> None:  # whichever call comes after the failure warns
         sender.put_metrics({"a": 0}, 0)
         sender.put_metrics({"a": DeferredValue.of_tensor(torch.zeros((), device="meta"))}, 1)
         sender.put_metrics({"a": torch.zeros(3, device="meta")}, 2)
         sender.put_metrics({"a": 3}, 3)
         sender.flush()
+
+    with pytest.warns(UserWarning, match="`Test` failed to log: NotImplementedError"):
+        log()
     with caplog.at_level(logging.WARNING):
         sender.close()
 
@@ -250,11 +254,15 @@ def test_records_that_are_only_collected_do_not_show_that_the_service_works(send
 
 def test_a_failure_is_a_warning_once_and_the_rest_is_sent(service: Service, caplog: pytest.LogCaptureFixture) -> None:
     sender = Sender("Test", service.send)
-    with pytest.warns(UserWarning, match="`Test` failed to log: OSError: no route to host The run goes on") as warned:
+
+    def log() -> None:  # whichever call comes after the failure warns
         sender.put(fail)
         sender.put_metrics({"a": 1}, 0)
         sender.put(fail)
         sender.flush()
+
+    with pytest.warns(UserWarning, match="`Test` failed to log: OSError: no route to host The run goes on") as warned:
+        log()
     assert len(warned) == 1
     sender.put_metrics({"a": 2}, 1)
     with caplog.at_level(logging.WARNING):
