@@ -274,6 +274,8 @@ def test_what_cannot_be_loaded_is_told_whatever_is_allowed(tmp_path: Path, name:
 @pytest.mark.parametrize("name", ALLOWED_ONLY)
 def test_what_loads_once_it_is_allowed_names_all_types(tmp_path: Path, name: str) -> None:
     value, types = ALLOWED_ONLY[name]
+    if Color in types and Color.RED.__reduce_ex__(2)[0] is getattr:
+        pytest.skip("this Python, 3.11.0 to 3.11.3, pickles an enum with `getattr`, which torch never loads")
     content = {"callbacks": {"Mine": value}}
     ((where, what),) = unloadable(content)
     torch.save(content, tmp_path / "a.pt")
