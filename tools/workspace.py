@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from io import BytesIO
 from pathlib import Path
+import tarfile
 from tarfile import TarFile
 from typing import Any
 
@@ -237,7 +238,8 @@ class Workspace:
         """
         run = subprocess.run(["git", "archive", f"{name}-v{version}"], cwd=self.root, check=True, capture_output=True)
         with TarFile(fileobj=BytesIO(run.stdout)) as archive:
-            archive.extractall(directory, filter="data")
+            # The first Pythons 3.10 and 3.11 have no filters.
+            archive.extractall(directory, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
         return Package.read(directory / "packages" / name)
 
     def changed(self, base: str) -> list[str]:
