@@ -13,13 +13,13 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
 from io import BytesIO
 from pathlib import Path
-import tarfile
 from tarfile import TarFile
 from typing import Any
 
@@ -238,8 +238,10 @@ class Workspace:
         """
         run = subprocess.run(["git", "archive", f"{name}-v{version}"], cwd=self.root, check=True, capture_output=True)
         with TarFile(fileobj=BytesIO(run.stdout)) as archive:
-            # The first Pythons 3.10 and 3.11 have no filters.
-            archive.extractall(directory, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
+            if hasattr(tarfile, "data_filter"):  # not in the first Pythons 3.10 and 3.11
+                archive.extractall(directory, filter="data")
+            else:
+                archive.extractall(directory)
         return Package.read(directory / "packages" / name)
 
     def changed(self, base: str) -> list[str]:

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, default_convert
 from composer import Trainer
 
 ROWS = 20
+NO_DATASETS = "needs datasets, of Hugging Face, whose pyarrow needs NumPy 2"
 # WebDataset leaves its files open.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
 
@@ -144,7 +145,7 @@ def test_an_endless_pipeline_is_refused_for_epochs(make: Callable[..., Any]) -> 
 
 
 def test_a_data_set_of_hugging_face_needs_a_loader() -> None:
-    datasets: Any = pytest.importorskip("datasets", reason="needs datasets, of Hugging Face")
+    datasets: Any = pytest.importorskip("datasets", reason=NO_DATASETS, exc_type=ImportError)
     data = datasets.Dataset.from_dict({"x": [[1.0, 2.0, 3.0, 4.0]] * 8, "y": [0, 1] * 4})
     stream, splits = data.to_iterable_dataset(), datasets.DatasetDict({"train": data})
     way_out = r"\.with_format\('torch'\), batch_size=\.\.\.\)"
