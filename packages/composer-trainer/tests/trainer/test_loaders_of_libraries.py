@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,13 @@ ROWS = 20
 NO_DATASETS = "needs datasets, of Hugging Face, whose pyarrow needs NumPy 2"
 # WebDataset leaves its files open.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
+
+
+@pytest.fixture(autouse=True)
+def files_are_closed_here() -> Iterator[None]:
+    """Files that are left open warn when they are collected, which must not be in the tests that come after."""
+    yield
+    gc.collect()
 
 
 def fit(loader: Any, max_duration: str = "2ep", **arguments: Any) -> tuple[Trainer, list[torch.Tensor]]:
