@@ -209,3 +209,24 @@ def test_a_second_fit_goes_on_where_the_first_stopped() -> None:
 
     assert steps.sizes == more.sizes
     deep_compare(weights(once), weights(twice))
+
+
+@pytest.mark.parametrize("kind", [of_torch, on_device, resumable])
+def test_an_object_makes_a_new_plan_for_another_run(kind: Any) -> None:
+    used = BatchSizeWarmup(2, duration="0.5dur")
+    run(used, kind=kind)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _, again = run(used, kind=kind, max_duration="4ep")
+
+    assert again.sizes == run(BatchSizeWarmup(2, duration="0.5dur"), kind=kind, max_duration="4ep")[1].sizes
+
+
+def test_a_loader_with_sizes_of_its_own_is_refused() -> None:
+    def kind(*arguments: Any) -> DeviceLoader:
+        loader = on_device(*arguments)
+        loader.batch_sizes = lambda samples: 4
+        return loader
+
+    with pytest.raises(ValueError, match="must not have `batch_sizes` of its own"):
+        run(BatchSizeWarmup(2, duration="96sp"), kind=kind)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 from typing import Any
 
 import pytest
@@ -40,7 +41,7 @@ from composer.core import (
     State,
 )
 from composer.loggers import Logger
-from composer.models import ComposerModel
+from composer.models import ComposerModel, ModuleWithLoss
 from composer.testing import SimpleModel, SimpleTransformerModel, run_on_ranks, train_by_hand
 
 VOCABULARY = 40
@@ -278,6 +279,29 @@ class Scaled(SimpleTransformerModel):
 
     def forward(self, batch: Any) -> torch.Tensor:
         return super().forward(batch) / 2
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (torch.nn.CrossEntropyLoss(weight=torch.ones(3)), "weight=None, got tensor"),
+        (torch.nn.CrossEntropyLoss(reduction="sum"), "reduction='mean', got 'sum'"),
+        (torch.nn.CrossEntropyLoss(label_smoothing=0.1), "label_smoothing=0.0, got 0.1"),
+        (torch.nn.MultiMarginLoss(), "`loss` is `MultiMarginLoss`"),
+        (torch.nn.functional.multi_margin_loss, "`loss` is `multi_margin_loss`"),
+        (torch.nn.CrossEntropyLoss(), None),
+        (torch.nn.functional.cross_entropy, None),
+        (lambda outputs, targets: torch.nn.functional.cross_entropy(outputs, targets.flatten()), None),
+    ],
+)
+def test_a_loss_beside_the_model_must_be_the_one_that_is_replaced(loss: Any, message: str | None) -> None:
+    model = ModuleWithLoss(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 3)), loss, metrics={})
+    engine = Engine(State(model=model, max_duration="1ep", algorithms=[ChunkedCrossEntropy(head_name="1")]))
+    if message is None:
+        engine.run_event("init")
+    else:
+        with pytest.raises(ValueError, match=re.escape(message)):
+            engine.run_event("init")
 
 
 def test_a_model_that_changes_the_output_of_its_head_is_refused_in_the_first_batch() -> None:

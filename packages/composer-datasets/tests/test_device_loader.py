@@ -164,3 +164,14 @@ def test_on_a_gpu_nothing_waits_for_the_device() -> None:
             assert device.batch_to_device(batch) is batch
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("size", [0, -1, 2.5])
+def test_sizes_that_are_none_are_refused(size: float) -> None:
+    loader = DeviceLoader(torch.arange(6), None, 2)
+    loader.batch_sizes = lambda samples: size  # type: ignore[assignment, return-value]
+
+    with pytest.raises(ValueError, match="`batch_sizes` must return integers of at least 1"):
+        len(loader)
+    with pytest.raises(ValueError, match="`batch_sizes` must return integers of at least 1"):
+        next(iter(loader))

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from composer.evidence import steptime
 from composer.evidence.statistics import ALPHA, Rung, at_equal_time, compare, holm, judge, num_seeds, time_to_target
 
 CONTROLS, RUNS, METHODS = 20, 10, 8
@@ -224,3 +225,13 @@ def test_the_interval_of_the_time_to_a_target_has_the_truth_in_it() -> None:
         inside += (found.low or 0) <= 1.0 <= (math.inf if found.high is None else found.high)
 
     assert inside / 200 >= 0.88  # bootstrap intervals of ten runs cover less than 0.95
+
+
+def test_a_ratio_of_step_times_lies_in_its_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Something disturbs another part of each run, so that medians of parts differ from all whole runs."""
+    times = [(np.array([1.0, 1.0, 1.0]), np.array([1.0, 1.0, 1.0]) + 5 * np.eye(3)[part]) for part in range(3)]
+    monkeypatch.setattr(steptime, "_interleave", lambda *arguments: times[arguments[-1]])
+
+    found = steptime.step_time(None, None, None, None, repeats=3)  # type: ignore[arg-type]
+    assert found.low == found.ratio == 1.0
+    assert found.high == pytest.approx(8 / 3)

@@ -111,6 +111,15 @@ def test_layers_of_a_run_loaded_before_init_are_frozen_at_init() -> None:
     assert 4 == len(trained(state))
 
 
+def test_an_object_of_a_run_that_ended_freezes_nothing_at_the_start_of_another() -> None:
+    algorithm = LayerFreezing(freeze_start=0.0)
+    train(*start(algorithm), epochs=4)
+    first, _ = start(LayerFreezing(freeze_start=0.0))
+    state, _ = start(algorithm)
+
+    assert trained(state) == trained(first)
+
+
 def test_a_state_without_the_number_of_layers_freezes_none() -> None:
     algorithm = LayerFreezing()
     algorithm.load_state_dict({})

@@ -301,3 +301,24 @@ def test_wrong_arguments_are_refused_at_construction() -> None:
         Whitening(bias_duration="-1ep")
     with pytest.raises(ValueError, match=r"`num_images` must be at least 1, got 0|`num_images` must be positive"):
         Whitening(num_images=0)
+
+
+def test_a_function_may_make_the_optimizer() -> None:
+    def trained(by_function: bool) -> Any:
+        model = Classifier()
+        made = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        optimizers = (lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9)) if by_function else made
+        loader = loader_of(generator=torch.Generator().manual_seed(1))
+        trainer = Trainer(
+            model=model,
+            optimizers=optimizers,
+            train_dataloader=loader,
+            max_duration="3ep",
+            algorithms=Whitening(),
+            device="cpu",
+            progress_bar=False,
+        )
+        trainer.fit()
+        return model.state_dict()
+
+    deep_compare(dict(trained(True)), dict(trained(False)))

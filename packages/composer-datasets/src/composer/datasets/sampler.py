@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -124,13 +125,19 @@ class ShardSampler(DistributedSampler[Any]):
             start: Number of samples to skip.
             batch_size: Samples per batch of this rank, or a function that returns them by the samples before the batch.
 
+        Raises:
+            ValueError: The function returned something else than an integer of at least 1.
+
         Example:
             >>> ShardSampler(7, rank=0, world_size=1).batch_bounds(2, batch_size=2)
             [(2, 4), (4, 6), (6, 7)]
         """
         bounds, begin = [], start
         while begin < self.num_samples:
-            end = begin + (batch_size(begin) if callable(batch_size) else batch_size)
+            size: Any = batch_size(begin) if callable(batch_size) else batch_size
+            if not isinstance(size, Integral) or size < 1:
+                raise ValueError(f"`batch_sizes` must return integers of at least 1, got {size!r} for {begin} samples.")
+            end = begin + size
             if end > self.num_samples and self.drop_last:
                 break
             bounds.append((begin, min(end, self.num_samples)))

@@ -31,8 +31,8 @@ class StepTime:
 
     Attributes:
         ratio: The ratio of the sums over all parts of the runs, each the median of the repeats.
-        low: The smallest ratio of a repeat.
-        high: The largest.
+        low: The smallest ratio of a repeat, or `ratio` if that is smaller.
+        high: The largest, or `ratio` if that is larger.
         seconds: Time of plain's run.
         repeats: Number of repeats.
     """
@@ -108,8 +108,10 @@ def step_time(task: Task, data: Any, plain: RunSpec, method: RunSpec, *, repeats
     times = [_interleave(task, data, (plain, method), block, seed) for seed in range(repeats)]
     slow = np.median([pair[1] for pair in times], axis=0).sum()
     base = np.median([pair[0] for pair in times], axis=0).sum()
-    ratios = [float(pair[1].sum() / pair[0].sum()) for pair in times]
-    return StepTime(float(slow / base), min(ratios), max(ratios), float(base), repeats)
+    # The medians of parts may lie outside of the whole repeats, if something disturbs one part of each.
+    ratio = float(slow / base)
+    ratios = [ratio, *(float(pair[1].sum() / pair[0].sum()) for pair in times)]
+    return StepTime(ratio, min(ratios), max(ratios), float(base), repeats)
 
 
 def _interleave(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Iterable, Iterator, Sized
+from types import NoneType
 from typing import Any, cast
 
 import torch
@@ -193,13 +194,16 @@ class BatchSizeWarmup(Algorithm):
     `DeviceLoader` or `ResumableDataLoader` of `composer.datasets`. Resumption is exact on the same number of ranks. The
     plan, of b, B and D, is saved: another `max_duration` does not change it.
 
-    **Events** FIT_START; EPOCH_START; BATCH_START, where the size is logged; FIT_END, from where on the loader makes
-    batches of full size. **Reads** the timestamp, the length of the run. **Writes** the batch sampler or the
+    **Events** INIT; FIT_START; EPOCH_START; BATCH_START, where the size is logged; FIT_END, from where on the loader
+    makes batches of full size. **Reads** the timestamp, the length of the run. **Writes** the batch sampler or the
     `batch_sizes` of `state.dataloader`; `state.dataloader_len` and `state.samples_per_epoch`. **Cost** none.
     **Compilation** each size may recompile a compiled model: choose "doubling", so that few sizes occur, or
     microbatches.
 
     **Logs** `batch_size_warmup/batch_size`, of one rank.
+
+    After an exception in a run, its loader keeps the small batches, for a `fit` that goes on. Make a new loader for
+    other runs.
 
     **When not to use it** steps per second are limited by something that does not depend on the batch, such as
     communication; the loader's batch size is below the noise scale from the start.
@@ -226,7 +230,7 @@ class BatchSizeWarmup(Algorithm):
     Differs: the learning rate is left to its schedule.
     """
 
-    events = frozenset({Event.FIT_START, Event.EPOCH_START, Event.BATCH_START, Event.FIT_END})
+    events = frozenset({Event.INIT, Event.FIT_START, Event.EPOCH_START, Event.BATCH_START, Event.FIT_END})
     placement = Placement(provides={CHANGES_BATCH_SIZE}, excludes={CHANGES_BATCH_SIZE})
 
     def __init__(
@@ -249,6 +253,9 @@ class BatchSizeWarmup(Algorithm):
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Replace the batch sampler, set the number of samples before the epoch, or log the size."""
+        if event is Event.INIT:
+            self._plan = None  # that of another run
+            return
         if event is Event.BATCH_START:
             if logger.destinations and self._plan is not None:
                 size = compute_batch_size(state.timestamp.samples // _num_shards(state), **self._plan)
@@ -364,6 +371,11 @@ def _parse_duration(value: Any) -> Time[Any]:
 def _check_loader(loader: Any) -> int:
     """Return the batch size of a loader, and check that it can make batches of other sizes."""
     if hasattr(loader, "batch_sizes"):
+        if not isinstance(loader.batch_sizes, (_Sizes, NoneType)):
+            raise ValueError(
+                f"`train_dataloader` must not have `batch_sizes` of its own for `BatchSizeWarmup`, which sets them, "
+                f"got {loader.batch_sizes!r}. Leave one of them out."
+            )
         return int(loader.batch_size)
     sampler = getattr(loader, "batch_sampler", None)
     size = getattr(sampler, "batch_size", None)

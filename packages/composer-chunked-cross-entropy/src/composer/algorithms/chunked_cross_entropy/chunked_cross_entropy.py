@@ -29,6 +29,7 @@ from composer.core import (
     State,
 )
 from composer.loggers import Logger
+from composer.models import ModuleWithLoss
 from composer.utils import check_flags, plain_number, unwrapped_model
 
 __all__ = ["ChunkedCrossEntropy", "compute_chunked_cross_entropy"]
@@ -108,6 +109,29 @@ def _check_model(model: Any) -> None:
                 f"`ChunkedCrossEntropy` needs a model whose loss is the cross-entropy of the output of its head, but "
                 f"`{type(model).__name__}` has `{option}={getattr(text, option)!r}` in its configuration. Call "
                 f"`compute_chunked_cross_entropy` in a `ComposerModel` of your own."
+            )
+
+
+def _check_loss(loss: Any, settings: Mapping[str, Any]) -> None:
+    """Check that the loss of a `ModuleWithLoss` is the one that replaces it; a function of the user's may be.
+
+    Raises:
+        ValueError: It is another loss of torch, or a cross-entropy with other settings.
+    """
+    kind = type(loss) if isinstance(loss, nn.Module) else loss
+    if not getattr(kind, "__module__", "").startswith("torch.nn") or loss is nn.functional.cross_entropy:
+        return
+    if not isinstance(loss, nn.CrossEntropyLoss):
+        raise ValueError(
+            f"`ChunkedCrossEntropy` replaces the loss by the cross-entropy, but `loss` is `{kind.__name__}`. Leave one "
+            f"of them out."
+        )
+    for name, value in {"weight": None, "reduction": "mean", **settings}.items():
+        own = getattr(loss, name)
+        if isinstance(own, torch.Tensor) or own != value:
+            raise ValueError(
+                f"`loss` must have the settings of `ChunkedCrossEntropy`, which replaces it: {name}={value!r}, got "
+                f"{own!r}. Use the same for both, or leave one of them out."
             )
 
 
@@ -270,6 +294,8 @@ class ChunkedCrossEntropy(Algorithm):
             )
         if owner is not None:
             _check_model(owner)
+        if isinstance(model, ModuleWithLoss):
+            _check_loss(model.loss_fn, {"label_smoothing": self.label_smoothing, "ignore_index": self.ignore_index})
         head.__class__ = ChunkedHead
         assert isinstance(head, ChunkedHead)
         head.options = {

@@ -122,6 +122,8 @@ class LayerFreezing(Algorithm):
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Freeze layers for the elapsed duration; at INIT, those that a loaded run had frozen."""
         if event is Event.INIT:
+            if self._state is not _nothing:  # of another run
+                self.layers_frozen = 0
             self._state = weakref.ref(state)
             layers = _layers(state.model)
             if len(layers) < 2:
