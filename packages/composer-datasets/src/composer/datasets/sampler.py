@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from numbers import Integral
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data.distributed import DistributedSampler
 
-from composer.utils import check_finite, dist
+from composer.utils import check_finite, dist, plain_int
 
 __all__ = ["ShardSampler", "derived_seed"]
 
@@ -134,10 +133,11 @@ class ShardSampler(DistributedSampler[Any]):
         """
         bounds, begin = [], start
         while begin < self.num_samples:
-            size: Any = batch_size(begin) if callable(batch_size) else batch_size
-            if not isinstance(size, Integral) or size < 1:
+            size = batch_size(begin) if callable(batch_size) else batch_size
+            number = plain_int(size)
+            if number is None or number < 1:
                 raise ValueError(f"`batch_sizes` must return integers of at least 1, got {size!r} for {begin} samples.")
-            end = begin + size
+            end = begin + number
             if end > self.num_samples and self.drop_last:
                 break
             bounds.append((begin, min(end, self.num_samples)))
