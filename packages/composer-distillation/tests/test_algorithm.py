@@ -132,6 +132,13 @@ def test_wrong_arguments_are_refused(arguments: dict[str, Any], error: type[Exce
         Distillation(**{"teacher": torch.nn.Linear(1, 1), **arguments})
 
 
+def test_logits_without_tokens_cannot_be_shifted() -> None:
+    algorithm = Distillation(SimpleConvModel(), shift_labels=True)
+    message = r"`shift_labels` must be False for logits without a dimension of tokens, got True .* \(4, 2\)"
+    with pytest.raises(ValueError, match=message):
+        at_backward(algorithm, torch.randn(4, 2), (X, Y), torch.tensor(0.0))
+
+
 def test_a_teacher_of_other_classes_is_refused() -> None:
     with pytest.raises(ValueError, match="The teacher needs the same classes in the same order"):
         at_backward(Distillation(SimpleConvModel(num_classes=3)), torch.randn(4, 2), (X, Y), torch.tensor(0.0))

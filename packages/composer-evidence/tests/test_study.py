@@ -21,13 +21,13 @@ from tiny_tasks import Load, images, tiny
 from composer.evidence import Ledger, Plan, Runner, Study, load_task, replay
 from composer.evidence.auto import load_recipe, make_schedule, write_recipe
 from composer.evidence.cli import main
-from composer.evidence.methods import TEACHER, make_algorithms, reason_against
+from composer.evidence.methods import TEACHER, make_algorithms, reason_against, training_beside
 from composer.evidence.page import explain, show_effect, table, write_page
 from composer.evidence.search import SearchError
 from composer.evidence.statistics import Rung, Verdict, at_equal_time, compare
 from composer.evidence.study import AA
 from composer.evidence.task import source_of
-from composer.recipes import Metric
+from composer.recipes import SGD, Metric
 
 METHODS = ["EMA", "Muon", "Alibi", "LabelSmoothing"]
 FAST = "--seeds 3 --controls 4 --tuning-seeds 1 --stack-seeds 2 --ladder-seeds 2 --repeats 1 --workers 2".split()
@@ -140,6 +140,34 @@ def test_a_recipe_that_needs_a_teacher_asks_for_it(tmp_path: Path) -> None:
         load_recipe(path)
     _, (distillation,) = load_recipe(path, network)
     assert distillation.teacher is network
+
+
+@pytest.mark.parametrize(
+    ("changed", "match"),
+    [
+        ({"variant": "adam"}, r"`variant` in '.*recipe\.yaml' must name one of adamw.*, got 'adam'"),
+        ({"training": {"rate": 0.1}}, r"`training` in '.*recipe\.yaml' must name one of .*lr.*, got 'rate'"),
+    ],
+)
+def test_unknown_names_in_a_recipe_are_refused(tmp_path: Path, changed: dict[str, Any], match: str) -> None:
+    path = tmp_path / "recipe.yaml"
+    recipe = {"task": "tiny_tasks:tiny", "variant": "adamw", "training": {"lr": 0.1}, "algorithms": []}
+    path.write_text(yaml.safe_dump(recipe | changed))
+
+    with pytest.raises(ValueError, match=match):
+        load_recipe(path)
+    path.write_text(yaml.safe_dump(recipe))
+    assert load_recipe(str(path))[0].lr == 0.1
+    with pytest.raises(TypeError, match=r"`teacher` must be a `torch\.nn\.Module`, got 'x'"):
+        load_recipe(path, "x")  # type: ignore[arg-type]
+
+
+def test_schedule_free_trains_beside_sgd_with_nesterov_momentum() -> None:
+    model, stack = torch.nn.Linear(2, 2), [("ScheduleFree", {"recalibration_batches": 0})]
+    (group,) = training_beside(stack, SGD(lr=0.1)).optimizer(model).param_groups
+
+    assert SGD(lr=0.1).optimizer(model).param_groups[0]["nesterov"]
+    assert (group["nesterov"], group["momentum"]) == (False, 0.9)
 
 
 def test_repeating_a_measurement_trains_and_adds_nothing(measured: tuple[Study, list[dict[str, Any]]]) -> None:

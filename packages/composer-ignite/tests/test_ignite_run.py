@@ -456,6 +456,10 @@ def test_wrong_arguments_are_answered() -> None:
     net: Any = layers()
     with pytest.raises(TypeError, match=r"must be a `torch\.nn\.Module`, got object"):
         IgniteRun(object(), optimizer=sgd(net), loss=criterion, max_duration="1ep")  # type: ignore[arg-type]
+    for name in ("optimizer", "max_duration"):
+        given: Any = {"optimizer": sgd(net), "max_duration": "1ep", "loss": criterion, name: None}
+        with pytest.raises(ValueError, match=f"`{name}` must be given, got None. Pass for example `{name}="):
+            IgniteRun(net, [EMA()], **given)
     with pytest.raises(ValueError, match="`loss` must be given for a model that is no `ComposerModel`, got Sequential"):
         IgniteRun(net, optimizer=sgd(net), max_duration="1ep")
     with pytest.raises(ValueError, match=r"`precision` must not be 'amp_fp16'.*amp_mode='amp'"):

@@ -129,6 +129,16 @@ def test_optimizers_of_build_muon_are_left() -> None:
     assert pair == started(pair, model, Muon()).optimizers
 
 
+def test_matrices_in_no_optimizer_are_not_listed_as_those_of_muon() -> None:
+    model = make_model()
+    algorithm = Muon()
+    adamw = torch.optim.AdamW([*model[0].parameters(), *model[4].parameters()])
+
+    with pytest.warns(NoEffectWarning, match=r"(?s)no hidden matrix of the model.*2\.weight  other  in no optimizer"):
+        started(adamw, model, algorithm)
+    assert "  Muon  " not in algorithm.explain()
+
+
 def test_a_model_without_hidden_matrices_gets_a_warning() -> None:
     model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3))
     adamw = torch.optim.AdamW(model.parameters())
@@ -166,6 +176,13 @@ def test_a_scheduler_of_the_other_parameters_alone_is_refused() -> None:
 def test_wrong_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Muon(**arguments)
+
+
+@pytest.mark.parametrize("name", ["include", "exclude"])
+@pytest.mark.parametrize("value", [5, None, "head", [5]])
+def test_patterns_must_be_a_sequence_of_strings(name: str, value: Any) -> None:
+    with pytest.raises(TypeError, match=f"`{name}` must be a sequence of regular expressions, got .*{name}="):
+        Muon(**{name: value})
 
 
 # ---- the builder

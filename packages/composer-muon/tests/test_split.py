@@ -164,6 +164,8 @@ def test_patterns_include_and_exclude() -> None:
     ("arguments", "error", "message"),
     [
         ({"include": "weight"}, TypeError, "`include` must be a sequence of regular expressions"),
+        ({"include": 5}, TypeError, "`include` must be a sequence of regular expressions, got 5"),
+        ({"exclude": [5]}, TypeError, r"`exclude` must be a sequence of regular expressions, got \[5\]"),
         ({"include": ["("]}, ValueError, "`include` must hold regular expressions"),
         (
             {"exclude": ["nothing"]},

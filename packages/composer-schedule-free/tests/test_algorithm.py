@@ -268,6 +268,7 @@ def test_a_warmup_in_epochs_needs_their_length(make_run: Any) -> None:
     ("arguments", "error", "match"),
     [
         ({"warmup": 5}, TypeError, "`warmup` must be a time string"),
+        ({"warmup": "5"}, ValueError, r"`warmup` must be a number of batches \('ba'\) or epochs \('ep'\), got '5'"),
         ({"warmup": "0.1dur"}, ValueError, r"`warmup` must be in 'ba' or 'ep', got '0\.1dur'"),
         ({"warmup": "-1ba"}, ValueError, "`warmup` must be at least 0"),
         ({"lr": -1.0}, ValueError, "`lr` must not be negative"),

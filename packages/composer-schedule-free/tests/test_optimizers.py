@@ -295,6 +295,18 @@ class Decoupled(torch.optim.AdamW):
         (torch.optim.RMSprop, {}, TypeError, "`optimizer` must be AdamW or SGD .* got RMSprop"),
         (lambda p: torch.optim.SGD(p, maximize=True), {}, ValueError, r"must not use `maximize`, got SGD\(max"),
         (lambda p: torch.optim.AdamW(p, amsgrad=True), {}, ValueError, "must not use `amsgrad`"),
+        (
+            lambda p: torch.optim.SGD(p, momentum=0.9, nesterov=True),
+            {},
+            ValueError,
+            r"must not use `nesterov`, got SGD\(nesterov=True\)",
+        ),
+        (
+            lambda p: torch.optim.SGD(p, momentum=0.9, dampening=0.5),
+            {},
+            ValueError,
+            r"must not use `dampening`, got SGD\(dampening=0\.5\)",
+        ),
         (Decoupled, {}, ValueError, "`weight_decay` must be given to replace Decoupled"),
         (lambda p: torch.optim.Adam(p, weight_decay=0.1), {}, ValueError, "to replace Adam,"),
         (torch.optim.SGD, {"momentum": 1.0}, ValueError, "`momentum` must be between 0 and 1, got 1.0"),

@@ -70,6 +70,12 @@ def test_masked_tokens_do_not_count() -> None:
     torch.testing.assert_close(1 + compute_z_loss(LOGITS, LABELS, 0.5, mask=mask), actual)
 
 
+def test_logits_without_tokens_cannot_be_shifted() -> None:
+    message = r"`shift_labels` must be False for logits without a dimension of tokens, got True .* \(4, 3\)"
+    with pytest.raises(ValueError, match=message):
+        added(ZLoss(shift_labels=True), (None, LABELS), LOGITS)
+
+
 def test_labels_are_shifted_as_those_of_the_model_or_as_requested() -> None:
     logits, tokens = torch.randn(2, 5, 7), torch.randint(0, 7, (2, 5))
     tokens[0, 2] = tokens[:, 0] = -100

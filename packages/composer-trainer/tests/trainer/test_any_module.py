@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -226,8 +227,16 @@ def test_several_optimizers_of_a_function() -> None:
 
 @pytest.mark.parametrize("returned", [None, [], "adam", torch.optim.SGD])
 def test_a_function_that_returns_no_optimizer(returned: Any) -> None:
-    with pytest.raises(TypeError, match=r"`optimizers` must be a function that returns one or several `torch\.optim"):
+    message = r"`optimizers` must be a function that returns one or several `torch\.optim.* returns "
+    with pytest.raises(TypeError, match=message + re.escape(f"{returned!r}.")):
         trained(optimizers=lambda parameters: returned)
+
+
+@pytest.mark.parametrize("function", [lambda: None, lambda model, parameters: None, lambda *, parameters: None])
+def test_a_function_that_does_not_take_the_parameters(function: Any) -> None:
+    message = r"`optimizers` must be a function of the list of the model's parameters, its only argument, got .*\(.*\)`"
+    with pytest.raises(TypeError, match=message):
+        trained(optimizers=function)
 
 
 class Stream(torch.utils.data.IterableDataset[Any]):

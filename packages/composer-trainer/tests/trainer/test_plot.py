@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -88,6 +89,17 @@ def test_before_training_there_is_nothing_to_draw(loggers: Any) -> None:
     trainer.eval()
 
     assert ["metrics/eval/MulticlassAccuracy"] == list(curves(trainer.plot()))
+    trainer.close()
+
+
+@pytest.mark.parametrize("name", [5, ["loss"], None])
+def test_names_must_be_strings(name: Any) -> None:
+    trainer = make()
+    trainer.eval()
+    with pytest.raises(
+        TypeError, match=rf"`names` must be strings, got {re.escape(repr(name))}\. Pass them one by one"
+    ):
+        trainer.plot(name)
     trainer.close()
 
 

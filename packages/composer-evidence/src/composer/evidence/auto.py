@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -180,7 +180,7 @@ def write_recipe(study: Study, folder: Path) -> list[Path]:
     return files
 
 
-def load_recipe(path: Path, teacher: torch.nn.Module | None = None) -> tuple[Any, list[Algorithm]]:
+def load_recipe(path: Path | str, teacher: torch.nn.Module | None = None) -> tuple[Any, list[Algorithm]]:
     """Return what `recipe.yaml` says: the optimization, and new algorithms for the Trainer.
 
     Args:
@@ -191,8 +191,10 @@ def load_recipe(path: Path, teacher: torch.nn.Module | None = None) -> tuple[Any
         An object with `optimizer(model)` and `schedule()`, and the algorithms.
 
     Raises:
-        ValueError: `teacher` is missing.
+        TypeError: `teacher` is not a module.
+        ValueError: `teacher` is missing, or the file names a variant or a setting that the task does not have.
     """
+    _check_teacher(teacher)
 
     def take_teacher() -> torch.nn.Module:
         if teacher is None:
@@ -201,10 +203,28 @@ def load_recipe(path: Path, teacher: torch.nn.Module | None = None) -> tuple[Any
             )
         return teacher
 
-    recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
-    training: Any = load_task(recipe["task"]).variants[recipe["variant"]].training
+    recipe = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    variants = load_task(recipe["task"]).variants
+    _check_known(path, "variant", [recipe["variant"]], list(variants))
+    training: Any = variants[recipe["variant"]].training
+    _check_known(path, "training", list(recipe["training"]), [each.name for each in fields(training) if each.init])
     stack = [(name, arguments) for member in recipe["algorithms"] for name, arguments in member.items()]
     return training_beside(stack, replace(training, **recipe["training"])), make_algorithms(stack, take_teacher)
+
+
+def _check_teacher(teacher: Any) -> None:
+    if teacher is not None and not isinstance(teacher, torch.nn.Module):
+        raise TypeError(f"`teacher` must be a `torch.nn.Module`, got {teacher!r:.100}. Pass a trained network.")
+
+
+def _check_known(path: Path | str, entry: str, names: Sequence[Any], known: Sequence[str]) -> None:
+    """Raise ValueError if an entry of the recipe has an unknown name."""
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise ValueError(
+            f"`{entry}` in {str(path)!r} must name one of {', '.join(known)}, got {unknown[0]!r}. Correct the file, or "
+            f"write it again with the present version of the task."
+        )
 
 
 def _value(entry: dict[str, Any]) -> float:

@@ -172,12 +172,15 @@ def make_algorithms(
 
 @dataclass(frozen=True)
 class _Constant:
-    """Training without a schedule."""
+    """Training without a schedule and without Nesterov momentum."""
 
     training: Any
 
     def optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:
         optimizer: torch.optim.Optimizer = self.training.optimizer(model)
+        for group in optimizer.param_groups:
+            if group.get("nesterov"):  # has no schedule-free counterpart: `ScheduleFree` refuses it
+                group["nesterov"] = False
         return optimizer
 
     def schedule(self) -> ComposerScheduler:

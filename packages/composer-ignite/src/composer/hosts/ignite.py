@@ -95,7 +95,7 @@ class IgniteRun:
     Raises:
         ConflictError: Ignite does not support an algorithm.
         TypeError: `model` is no module.
-        ValueError: There is no loss, or `precision` is fp16.
+        ValueError: `optimizer` or `max_duration` is None, there is no loss, or `precision` is fp16.
 
     Example:
         >>> net = torch.nn.Linear(3, 2)
@@ -124,6 +124,12 @@ class IgniteRun:
         loggers: LoggerDestination | Sequence[LoggerDestination] = (),
         seed: int = 0,
     ) -> None:
+        for name, value, example in (
+            ("optimizer", optimizer, "torch.optim.AdamW(model.parameters())"),
+            ("max_duration", max_duration, "'10ep'"),
+        ):
+            if value is None:
+                raise ValueError(f"`{name}` must be given, got None. Pass for example `{name}={example}`.")
         self._precision = Precision(precision)
         if self._precision is Precision.AMP_FP16:
             raise ValueError(

@@ -16,7 +16,6 @@ from composer.core import (
     AVERAGES_WEIGHTS,
     CHANGES_LAYERS,
     CLIPS_GRADIENTS,
-    FREEZES_WEIGHTS,
     REPLACES_MODEL,
     REPLACES_OPTIMIZER,
     SWAPS_WEIGHTS,
@@ -59,15 +58,19 @@ class MakeOptimizers(Algorithm):
     Attributes:
         made: The optimizers.
         schedulers: The schedulers.
+
+    Raises:
+        TypeError: The function cannot be called with one argument, the parameters.
     """
 
     events: frozenset[Event] | None = frozenset({Event.INIT})
     placement = Placement(
         after={CHANGES_LAYERS, REPLACES_MODEL},
-        before={AVERAGES_WEIGHTS, CLIPS_GRADIENTS, FREEZES_WEIGHTS, REPLACES_OPTIMIZER, SWAPS_WEIGHTS, WRAPS_OPTIMIZER},
+        before={AVERAGES_WEIGHTS, CLIPS_GRADIENTS, REPLACES_OPTIMIZER, SWAPS_WEIGHTS, WRAPS_OPTIMIZER},
     )
 
     def __init__(self, function: Callable[[list[torch.nn.Parameter]], Any]) -> None:
+        _check_takes_parameters(function)
         self.function = function
         self.made: list[torch.optim.Optimizer] = []
         self.schedulers: list[LRScheduler] = []
@@ -80,7 +83,7 @@ class MakeOptimizers(Algorithm):
         """
         parameters = [*state.model.parameters()]
         try:
-            returned = ensure_tuple(self.function(parameters))
+            result = self.function(parameters)
         except AttributeError as error:
             if error.obj is not parameters:
                 raise
@@ -89,14 +92,31 @@ class MakeOptimizers(Algorithm):
                 f"`{error.name}` of it. Pass for example `lambda parameters: torch.optim.AdamW(parameters)`; for "
                 f"names, layers or groups, make the optimizer yourself."
             ) from error
+        returned = ensure_tuple(result)
         self.schedulers = [each for each in returned if isinstance(each, LRScheduler)]
         self.made = [each for each in returned if not isinstance(each, LRScheduler)]
         if not self.made or not all(isinstance(optimizer, torch.optim.Optimizer) for optimizer in self.made):
             raise TypeError(
                 f"`optimizers` must be a function that returns one or several `torch.optim.Optimizer`, got one that "
-                f"returns {self.made!r}."
+                f"returns {result!r}. Return for example `torch.optim.AdamW(parameters)`."
             )
         state.optimizers = build_optimizers(state.model, self.made, are_all=True)
+
+
+def _check_takes_parameters(function: Callable[..., Any]) -> None:
+    """Raise TypeError if a function cannot be called with one positional argument."""
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # a builtin without a signature
+        return
+    try:
+        signature.bind([])
+    except TypeError as error:
+        raise TypeError(
+            f"`optimizers` must be a function of the list of the model's parameters, its only argument, got one with "
+            f"the arguments `{signature}`: {error}. Pass for example `lambda parameters: "
+            f"torch.optim.AdamW(parameters)`."
+        ) from None
 
 
 def build_optimizers(model: torch.nn.Module, optimizers: Any, are_all: bool = False) -> list[torch.optim.Optimizer]:

@@ -17,7 +17,7 @@ __all__ = ["plot"]
 _WIDTH, _HEIGHT, _COLUMNS = 5.0, 3.0, 3  # inches of one plot, and plots in a row
 
 
-def plot(destinations: Sequence[LoggerDestination], history: RunHistory, names: Sequence[str]) -> Figure:
+def plot(destinations: Sequence[LoggerDestination], history: RunHistory, names: Sequence[Any]) -> Figure:
     """Draw the values of a run over batches, one plot for what training and evaluation share.
 
     Args:
@@ -26,9 +26,16 @@ def plot(destinations: Sequence[LoggerDestination], history: RunHistory, names: 
         names: What to draw, by the logged names or parts of them; empty: all losses and metrics.
 
     Raises:
+        TypeError: One of `names` is not a string.
         ValueError: There are no values yet, or none has a name that contains one of `names`.
         MissingConditionalImportError: matplotlib is not installed.
     """
+    for name in names:
+        if not isinstance(name, str):
+            raise TypeError(
+                f"`names` must be strings, got {name!r}. Pass them one by one, such as `plot('loss', 'Accuracy')`, or "
+                f"none to draw all losses and metrics."
+            )
     try:
         from matplotlib import pyplot
     except ImportError as error:

@@ -889,6 +889,7 @@ class Trainer(_RejectsRemovedArguments):
             *names: What to draw, by logged names or parts of them, such as "Accuracy"; none: all losses and metrics.
 
         Raises:
+            TypeError: One of `names` is not a string.
             ValueError: Nothing was trained or evaluated yet, or no name contains one of `names`.
             MissingConditionalImportError: matplotlib is not installed.
         """

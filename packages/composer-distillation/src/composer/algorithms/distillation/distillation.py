@@ -120,8 +120,8 @@ class Distillation(Algorithm):
             `HuggingFaceModel` has, and False for other models.
 
     Raises:
-        ValueError: `weight` or `temperature` is out of range; in training, if the teacher is a part of the model, or
-            the logits have different shapes.
+        ValueError: `weight` or `temperature` is out of range; in training, if the teacher is a part of the model, the
+            logits have different shapes, or `shift_labels` is True but the logits have no dimension of tokens.
         TypeError: `teacher` is not a module; in training, if the outputs have no logits.
 
     Example:
@@ -173,6 +173,12 @@ class Distillation(Algorithm):
             state.device.module_to_device(self.teacher)
             return
         logits = logits_of(state.outputs, "Distillation")
+        if self.shift_labels and logits.dim() < 3:
+            raise ValueError(
+                f"`shift_labels` must be False for logits without a dimension of tokens, got True with logits of "
+                f"shape {tuple(logits.shape)}. Pass `shift_labels=False`, or return logits of shape "
+                f"(batch, tokens, classes) from `forward`."
+            )
         teacher = logits_of(self._predict(state), "Distillation")
         dim, mask = (-1 if logits.dim() <= 3 else 1), None
         if logits.dim() > 2:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from composer.algorithms.muon.optimizer import Coefficients, MuonOptimizer, check_muon_arguments
-from composer.algorithms.muon.split import MuonSplit, split_muon_parameters
+from composer.algorithms.muon.split import MuonSplit, check_patterns, split_muon_parameters
 from composer.algorithms.warnings import warn_no_effect
 from composer.core import (
     CHANGES_LAYERS,
@@ -108,6 +108,7 @@ class Muon(Algorithm):
         split: Which parameter went where; None before INIT.
 
     Raises:
+        TypeError: An argument has another type.
         ValueError: An argument is out of range; at INIT, if an optimizer cannot lose parameters; at FIT_START, if there
             are schedulers, but none of them changes the learning rate of the matrices.
 
@@ -150,6 +151,7 @@ class Muon(Algorithm):
     ) -> None:
         check_muon_arguments(momentum, scale, steps, coefficients, beta2)
         check_flags(nesterov=nesterov, cautious=cautious, normalize=normalize, fixed_norm=fixed_norm)
+        check_patterns(include=include, exclude=exclude)
         for name, value in (("lr", lr), ("weight_decay", weight_decay)):
             if value is not None:
                 check_finite(least=0, **{name: value})
@@ -175,6 +177,9 @@ class Muon(Algorithm):
             return
         self.split = split_muon_parameters(state.model, self.include, self.exclude)
         matrices = {id(matrix.parameter): name for name, matrix in self.split.matrices.items()}
+        optimized = {id(p) for o in state.optimizers for group in o.param_groups for p in group["params"]}
+        left_out = [name for key, name in matrices.items() if key not in optimized]
+        self.split = self.split.without(left_out, "in no optimizer")
         groups: list[dict[str, Any]] = []
         for optimizer in state.optimizers:
             taken = {id(p) for group in optimizer.param_groups for p in group["params"]} & matrices.keys()

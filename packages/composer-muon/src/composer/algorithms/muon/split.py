@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,6 +55,17 @@ class MuonSplit:
     others: dict[str, nn.Parameter] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
 
+    def without(self, names: Iterable[str], reason: str) -> MuonSplit:
+        """Return the split with some of the matrices among the other parameters.
+
+        Args:
+            names: Their names.
+            reason: Why they are not for Muon.
+        """
+        moved = {name: self.matrices[name].parameter for name in names}
+        matrices = {name: matrix for name, matrix in self.matrices.items() if name not in moved}
+        return MuonSplit(matrices, {**moved, **self.others}, {**self.reasons, **dict.fromkeys(moved, reason)})
+
     def __str__(self) -> str:
         rows = [(name, "Muon", _described(matrix)) for name, matrix in self.matrices.items()]
         rows += [(name, "other", self.reasons[name]) for name in self.others]
@@ -79,6 +90,7 @@ def split_muon_parameters(model: nn.Module, include: Sequence[str] = (), exclude
         exclude: Regular expressions; parameters whose name contains one are for the other optimizer.
 
     Raises:
+        TypeError: `include` or `exclude` is not a sequence of strings.
         ValueError: A regular expression is invalid or matches no trainable parameter, or `include` matches a parameter
             with fewer than two dimensions.
 
@@ -122,9 +134,24 @@ def split_muon_parameters(model: nn.Module, include: Sequence[str] = (), exclude
     return split
 
 
+def check_patterns(**arguments: Any) -> None:
+    """Raise TypeError if an argument is not a sequence of strings.
+
+    Args:
+        **arguments: The values by name.
+    """
+    for name, patterns in arguments.items():
+        is_sequence = isinstance(patterns, Sequence) and not isinstance(patterns, str)
+        if not is_sequence or not all(isinstance(pattern, str) for pattern in patterns):
+            got = f"the string {patterns!r}" if isinstance(patterns, str) else repr(patterns)
+            raise TypeError(
+                f"`{name}` must be a sequence of regular expressions, got {got}. Pass a list of strings, such as "
+                f"`{name}=['head']`."
+            )
+
+
 def _matching(names: list[str], patterns: Sequence[str], argument: str) -> set[str]:
-    if isinstance(patterns, str):
-        raise TypeError(f"`{argument}` must be a sequence of regular expressions, got the string {patterns!r}.")
+    check_patterns(**{argument: patterns})
     matching: set[str] = set()
     for pattern in patterns:
         try:

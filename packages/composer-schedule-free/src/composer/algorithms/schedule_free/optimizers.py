@@ -235,9 +235,9 @@ def build_schedule_free(
 ) -> ScheduleFreeAdamW | ScheduleFreeSGD:
     """Make the schedule-free optimizer that replaces AdamW or SGD, with the same parameter groups.
 
-    Learning rates, weight decays, betas and eps of the groups are kept. `dampening` and `nesterov` of SGD have no
-    counterpart. The groups are the same objects, so that schedulers of the given optimizer change the learning rates of
-    the new one. The given optimizer must not be used any more.
+    Learning rates, weight decays, betas and eps of the groups are kept. The groups are the same objects, so
+    that schedulers of the given optimizer change the learning rates of the new one. The given optimizer must not be
+    used any more.
 
     Args:
         optimizer: A `torch.optim.AdamW`, `Adam` or `SGD` before its first step, or of a class derived from these.
@@ -250,8 +250,8 @@ def build_schedule_free(
 
     Raises:
         TypeError: The optimizer is of another kind.
-        ValueError: A number is out of range, the optimizer maximizes or uses AMSGrad, or its class may define weight
-            decay otherwise and `weight_decay` is not given.
+        ValueError: A number is out of range; the optimizer uses `maximize`, `amsgrad`, `nesterov` or `dampening`, which
+            have no counterpart; or its class may define weight decay otherwise and `weight_decay` is not given.
 
     Example:
         >>> model = torch.nn.Linear(4, 2)
@@ -294,9 +294,9 @@ def _settings_of(
 ) -> dict[str, Any]:
     """Return the schedule-free parameter group for a group of AdamW or SGD; entries of the user's own are kept."""
     name = type(optimizer).__name__
-    for option in ("maximize", "amsgrad"):
+    for option in ("maximize", "amsgrad", "nesterov", "dampening"):  # without a counterpart
         if group.get(option):
-            raise ValueError(f"`optimizer` must not use `{option}`, got {name}({option}=True). Remove it.")
+            raise ValueError(f"`optimizer` must not use `{option}`, got {name}({option}={group[option]!r}). Remove it.")
     if changed["weight_decay"] is None and group["weight_decay"] and type(optimizer) not in _WITH_KNOWN_DECAY:
         raise ValueError(
             f"`weight_decay` must be given to replace {name}, which may define weight decay in another way than "

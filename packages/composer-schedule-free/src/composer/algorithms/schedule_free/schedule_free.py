@@ -44,6 +44,18 @@ from composer.utils import check_finite, plain_number, unwrapped_model
 __all__ = ["ScheduleFree"]
 
 
+def _parse_warmup(given: Any) -> Time[Any]:
+    if isinstance(given, str):
+        try:
+            given = Time.from_input(given)
+        except ValueError:
+            raise ValueError(
+                f"`warmup` must be a number of batches ('ba') or epochs ('ep'), got {given!r}. Write for example "
+                f"'1000ba'."
+            ) from None
+    return parse_time("warmup", given, least=0)
+
+
 class ScheduleFree(Algorithm):
     """Schedule-Free training: no decay of the learning rate; the average of all weights is evaluated and saved.
 
@@ -122,7 +134,7 @@ class ScheduleFree(Algorithm):
         recalibration_batches: int = 50,
         recalibration_data: Any = None,
     ) -> None:
-        self._warmup = None if warmup is None else parse_time("warmup", warmup, least=0)
+        self._warmup = None if warmup is None else _parse_warmup(warmup)
         if self._warmup is not None and self._warmup.unit not in (TimeUnit.BATCH, TimeUnit.EPOCH):
             raise ValueError(f"`warmup` must be in 'ba' or 'ep', got '{self._warmup}'. Use '1000ba'.")
         for name, value in (("lr", lr), ("weight_decay", weight_decay)):

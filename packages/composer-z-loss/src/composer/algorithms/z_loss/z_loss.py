@@ -136,7 +136,8 @@ class ZLoss(Algorithm):
         dim: The dimension of the classes: the last or 1; see `compute_z_loss`.
 
     Raises:
-        ValueError: `coefficient` is negative, or `dim` is neither -1 nor 1; in training, see `compute_z_loss`.
+        ValueError: `coefficient` is negative, or `dim` is neither -1 nor 1; in training, if labels are shifted but the
+            logits have no dimension of tokens, and see `compute_z_loss`.
         TypeError: In training, if the outputs have no logits or the labels are not a tensor.
 
     Example:
@@ -193,6 +194,12 @@ class ZLoss(Algorithm):
         logits = logits_of(state.outputs, "ZLoss")
         labels, mask = labels_and_mask(state.batch, self.target_key, self.mask_key)
         if shifts_labels(state, self.shift_labels):
+            if logits.dim() < 3:
+                raise ValueError(
+                    f"`shift_labels` must be False for logits without a dimension of tokens, got True with logits of "
+                    f"shape {tuple(logits.shape)}. Pass `shift_labels=False`, or return logits of shape "
+                    f"(batch, tokens, classes) from `forward`."
+                )
             logits, labels, mask = logits[:, :-1], labels[:, 1:], None if mask is None else mask[:, 1:]
         return logits, labels, mask
 
