@@ -295,7 +295,7 @@ class Scaled(SimpleTransformerModel):
     ],
 )
 def test_a_loss_beside_the_model_must_be_the_one_that_is_replaced(loss: Any, message: str | None) -> None:
-    model = ModuleWithLoss(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 3)), loss, metrics={})
+    model = ModuleWithLoss(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 3)), loss)
     engine = Engine(State(model=model, max_duration="1ep", algorithms=[ChunkedCrossEntropy(head_name="1")]))
     if message is None:
         engine.run_event("init")
