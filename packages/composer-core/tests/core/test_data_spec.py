@@ -510,3 +510,82 @@ def test_arrays_of_an_iterable_data_set_become_tensors_as_in_a_loader() -> None:
     assert all(spec.batch_transforms(batch) is tensors for batch in spec.dataloader)
     spec = DataSpec(Items(arrays), batch_transforms=lambda batch: batch)
     assert spec.batch_transforms(arrays) is arrays
+
+
+class TestCounter:
+    """`counter`, which a loop calls at every step, against the two methods."""
+
+    @relaxed
+    @given(st.integers(1, 5), st.data())
+    def test_it_counts_what_the_methods_count(self, samples: int, data: st.DataObject) -> None:
+        spec = DataSpec([])
+        drawn = data.draw(fields(samples).filter(lambda batch: not isinstance(batch, list)))
+        for batch in (drawn, (torch.zeros(samples, 2), torch.zeros(samples))):
+            expected = (spec.get_num_samples_in_batch(batch), spec.get_num_tokens_in_batch(batch))
+            assert expected == spec.counter()(batch)
+            assert samples == expected[0]
+
+    @pytest.mark.parametrize(
+        "arguments",
+        [{"get_num_samples_in_batch": lambda batch: 7}, {"get_num_tokens_in_batch": lambda batch: {"total": 9}}],
+        ids=["samples", "tokens"],
+    )
+    def test_functions_of_the_user_count(self, arguments: dict[str, Any]) -> None:
+        batch = (torch.zeros(3), torch.zeros(3))
+        expected = (7, 0) if "get_num_samples_in_batch" in arguments else (3, 9)
+
+        assert expected == DataSpec([], **arguments).counter()(batch)
+
+    def test_methods_that_were_replaced_count(self) -> None:
+        class Doubled(DataSpec):
+            def get_num_samples_in_batch(self, batch: Any) -> int | float:
+                return 2 * super().get_num_samples_in_batch(batch)
+
+        batch = (torch.zeros(3), torch.zeros(3))
+        assert (6, 0) == Doubled([]).counter()(batch)
+        spec: Any = DataSpec([])
+        spec.get_num_tokens_in_batch = lambda batch: 5
+        assert (3, 5) == spec.counter()(batch)
+
+    def test_max_seq_len_counts_tokens(self) -> None:
+        data: Any = loader()
+        data.dataset.max_seq_len = 16
+
+        assert (3, 48) == DataSpec(data).counter()((torch.zeros(3), torch.zeros(3)))
+
+    @pytest.mark.parametrize("batch", [(), (torch.zeros(()),), (torch.zeros(3), torch.zeros(2))], ids=str)
+    def test_what_cannot_be_counted_is_told_as_by_the_method(self, batch: Any) -> None:
+        spec = DataSpec([])
+        with pytest.raises((ValueError, NotImplementedError)) as expected:
+            spec.get_num_samples_in_batch(batch)
+        with pytest.raises(expected.type) as error:
+            spec.counter()(batch)
+        assert str(expected.value) == str(error.value)
+
+    def test_a_loader_that_yields_samples_is_told(self) -> None:
+        data = DataLoader(TensorDataset(torch.zeros(8, 3, 4), torch.zeros(8, 3)), batch_size=None)
+        spec = DataSpec(data)
+        message = None
+        try:
+            DataSpec(data).get_num_samples_in_batch(next(iter(data)))
+        except TypeError as error:
+            message = str(error)
+        if message is None:
+            assert 3 == spec.counter()(next(iter(data)))[0]
+        else:
+            with pytest.raises(TypeError) as told:
+                spec.counter()(next(iter(data)))
+            assert message == str(told.value)
+
+
+@relaxed
+@given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 3))
+def test_a_tuple_of_tensors_is_split_as_a_list_of_them(samples: int, size: int, count: int) -> None:
+    tensors = [torch.rand(samples, *[2] * i) for i in range(count)]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a batch shorter than a microbatch
+        parts = list(default_split_batch(tuple(tensors), size))
+        expected = default_split_batch(tensors, size)
+    assert same(tuple(tuple(part) for part in expected), tuple(parts))
+    assert parts[0][0].data_ptr() == tensors[0].data_ptr()

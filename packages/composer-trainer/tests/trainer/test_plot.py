@@ -106,7 +106,9 @@ def test_names_must_be_strings(name: Any) -> None:
 def test_of_a_long_run_evenly_spaced_losses_are_stored() -> None:
     history = RunHistory()
     for batch in range(5 * _MOST + 3):
-        history.add_losses(batch, {"loss/train/total": torch.tensor(float(batch))})
+        history.recent.append((batch, {"loss/train/total": torch.tensor(float(batch))}))
+        if len(history.recent) == 16:
+            history.store_recent()
     points = history.series()["loss/train/total"]
 
     assert [(at, float(value)) for at, value in points] == [(8 * i, 8.0 * i) for i in range(len(points))]
@@ -122,7 +124,9 @@ def test_a_step_reads_no_value_from_the_device(monkeypatch: pytest.MonkeyPatch) 
         )
     history = RunHistory()
     for batch in range(_MOST + 1):
-        history.add_losses(batch, {"loss/train/total": torch.zeros(())})
+        history.recent.append((batch, {"loss/train/total": torch.zeros(())}))
+        if len(history.recent) == 16:
+            history.store_recent(keep=0)
     history.add_metrics(1, {"metrics/eval/Accuracy": torch.ones(()), "metrics/eval/Matrix": torch.eye(2)})
 
     assert [] == read

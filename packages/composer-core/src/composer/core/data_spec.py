@@ -31,6 +31,7 @@ __all__ = [
     "ensure_data_spec",
     "is_endless",
     "report_empty_epoch",
+    "unchanged",
 ]
 
 
@@ -96,10 +97,10 @@ class DataSpec:
         self.dataloader = dataloader
         self.num_samples = _count("num_samples", num_samples)
         self.num_tokens = _count("num_tokens", num_tokens)
-        self.batch_transforms = batch_transforms or _unchanged
+        self.batch_transforms = batch_transforms or unchanged
         if batch_transforms is None and isinstance(dataloader, IterableDataset):
             self.batch_transforms = self._transform_first
-        self.microbatch_transforms = microbatch_transforms or _unchanged
+        self.microbatch_transforms = microbatch_transforms or unchanged
         self.split_batch = split_batch or default_split_batch
         self._count_samples = get_num_samples_in_batch or count_samples
         if get_num_samples_in_batch is None and _may_yield_samples(dataloader):
@@ -156,9 +157,33 @@ class DataSpec:
             )
         return number
 
+    def counter(self) -> Callable[[Batch], tuple[int | float, int]]:
+        """Return a function that counts the samples and tokens of a batch, for a loop that does so at every step.
+
+        It is `get_num_samples_in_batch` and `get_num_tokens_in_batch`, and faster for a tuple of tensors.
+        """
+        count_samples_, count_tokens = self.get_num_samples_in_batch, self.get_num_tokens_in_batch
+
+        def count(batch: Batch) -> tuple[int | float, int]:
+            return count_samples_(batch), count_tokens(batch)
+
+        if (
+            getattr(count_samples_, "__func__", None) is not DataSpec.get_num_samples_in_batch
+            or getattr(count_tokens, "__func__", None) is not DataSpec.get_num_tokens_in_batch
+            or self.has_token_counter
+            or self._max_seq_len is not None
+        ):
+            return count
+
+        def count_tensors(batch: Batch) -> tuple[int | float, int]:
+            samples = _common_length(batch) if type(batch) is tuple and self._count_samples is count_samples else None
+            return count(batch) if samples is None else (samples, 0)
+
+        return count_tensors
+
     def _transform_first(self, batch: Batch) -> Batch:
         """Convert the NumPy arrays of this and all further batches, if the first batch has some."""
-        transform: Callable[[Batch], Batch] = default_convert if _has_arrays(batch) else _unchanged
+        transform: Callable[[Batch], Batch] = default_convert if _has_arrays(batch) else unchanged
         self.batch_transforms = transform
         return transform(batch)
 
@@ -299,7 +324,8 @@ def _yields_samples(dataloader: Any) -> bool:
     return isinstance(dataloader, Dataset) and not isinstance(dataloader, IterableDataset)
 
 
-def _unchanged(batch: Batch) -> Batch:
+def unchanged(batch: Batch) -> Batch:
+    """Return the batch: what a `DataSpec` without transforms does with it."""
     return batch
 
 
@@ -516,6 +542,11 @@ def default_split_batch(batch: Any, microbatch_size: int | float) -> Sequence[An
         )
     if microbatch_size < 1:
         raise ValueError(f"`microbatch_size` must be positive, got {microbatch_size!r}. Use 1 for single samples.")
+    samples = _common_length(batch) if type(batch) is tuple else None
+    if samples is not None and samples > microbatch_size:  # the usual case, in every step
+        full, rest = divmod(samples, microbatch_size)
+        sizes = [microbatch_size] * full + [rest] * (rest > 0)
+        return list(zip(*[tensor.split_with_sizes(sizes) for tensor in batch], strict=True))
     if not isinstance(batch, (torch.Tensor, list, tuple, Mapping)) and not is_batch_dataclass(batch):
         raise NotImplementedError(
             f"A batch of type {type(batch).__name__} cannot be split by default. Pass `split_batch` to `DataSpec`."
@@ -528,6 +559,19 @@ def default_split_batch(batch: Any, microbatch_size: int | float) -> Sequence[An
 
 
 _default_split_batch = default_split_batch
+
+
+def _common_length(fields: tuple[Any, ...]) -> int | None:
+    """Return the number of samples in each of these tensors; None if they differ, or not all are such tensors."""
+    samples = None
+    for field in fields:
+        if type(field) is not torch.Tensor or not field.dim():
+            return None
+        size = field.size(0)
+        if samples is not None and samples != size:
+            return None
+        samples = size
+    return samples
 
 
 def count_samples(batch: Any) -> int:

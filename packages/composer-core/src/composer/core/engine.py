@@ -447,10 +447,18 @@ class AlgorithmPlan:
     def compile(self) -> Callable[[], Traces]:
         """Return a function that applies every matching algorithm and returns the traces by `"{algorithm}/{event}"`."""
         if not all(always_matches(self.ordering.algorithms[i]) for i in self.candidates):
-            return self._apply_matching
+            return self._apply_if_matching() if len(self.candidates) == 1 else self._apply_matching
         if self._passes or self._reorder or self._remember:
             return partial(self._apply_in_order, self.candidates)
         return self._calls_in(self._order(self.candidates, ())).run
+
+    def _apply_if_matching(self) -> Callable[[], Traces]:
+        """Return `_apply_matching` for a single algorithm, which most often does not match."""
+        if self._passes or self._remember:
+            return self._apply_matching
+        event, state, candidates, apply = self.event, self._state, self.candidates, self._apply_in_order
+        ((_, match),) = self._matches
+        return lambda: apply(candidates) if match(event, state) else {}
 
     def _apply_matching(self) -> Traces:
         event, state = self.event, self._state

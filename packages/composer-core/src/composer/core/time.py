@@ -531,8 +531,9 @@ class Timestamp(Serializable):
 
     def count(self, unit: TimeUnit) -> int:
         """Return the value of `get` as a plain int, which is faster."""
-        if unit in _TOTAL_OF:
-            count: int = getattr(self, _TOTAL_OF[unit])
+        name = _TOTAL_OF.get(unit)
+        if name is not None:
+            count: int = getattr(self, name)
             return count
         if unit is TimeUnit.SECOND:
             return int(self.total_seconds)

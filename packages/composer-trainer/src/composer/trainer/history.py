@@ -17,28 +17,36 @@ _MOST = 1024  # losses
 class RunHistory:
     """The losses and results of a run, for `Trainer.plot`.
 
-    A training step only appends to a list: losses stay on the device until they are drawn. Of a long run every second,
-    fourth, eighth ... loss is stored, so that there are never more than 1024.
+    A training step only appends to `recent`: losses stay on the device until they are drawn. Of a long run every
+    second, fourth, eighth ... loss is stored, so that there are never more than 1024.
+
+    Attributes:
+        recent: The last losses, as the number of their batch, from 0, and the losses by name, without a graph. They
+            must not be changed in place. Call `store_recent` when there are 16 of them.
     """
 
     def __init__(self) -> None:
+        self.recent: list[tuple[int, Mapping[str, torch.Tensor]]] = []
+        self._num_stored = 0  # of the recent ones
         self._losses: list[tuple[int, Mapping[str, torch.Tensor]]] = []
         self._every = 1  # store the losses of each batch whose number is a multiple of it
         self._metrics: dict[str, list[tuple[int, Any]]] = {}
 
-    def add_losses(self, batch: int, losses: Mapping[str, torch.Tensor]) -> None:
-        """Add the losses of a batch.
+    def store_recent(self, keep: int = 8) -> None:
+        """Store the recent losses for drawing.
 
         Args:
-            batch: The number of the batch, from 0.
-            losses: Losses by name, without a graph; they must not be changed in place afterwards.
+            keep: The number of losses that stay in `recent`.
         """
-        if batch % self._every:
-            return
-        self._losses.append((batch, losses))
-        if len(self._losses) > _MOST:
-            self._every *= 2
-            self._losses = [(at, each) for at, each in self._losses if at % self._every == 0]
+        for batch, losses in self.recent[self._num_stored :]:
+            if batch % self._every:
+                continue
+            self._losses.append((batch, losses))
+            if len(self._losses) > _MOST:
+                self._every *= 2
+                self._losses = [(at, each) for at, each in self._losses if at % self._every == 0]
+        del self.recent[: max(len(self.recent) - keep, 0)]
+        self._num_stored = len(self.recent)
 
     def add_metrics(self, batch: int, metrics: Mapping[str, Any]) -> None:
         """Add the results of an evaluation that are numbers.
@@ -56,6 +64,7 @@ class RunHistory:
 
     def series(self) -> dict[str, list[tuple[int, Any]]]:
         """Return the values by name, each with its batch. Waits for the device."""
+        self.store_recent()
         series: dict[str, list[tuple[int, Any]]] = {}
         for batch, losses in self._losses:
             for name, loss in losses.items():

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from composer.core import DataSpec, Engine, Event, State, TimeUnit
-from composer.core.data_spec import report_empty_epoch
+from composer.core.data_spec import report_empty_epoch, unchanged
 from composer.loggers import DeferredValue, Logger
 from composer.trainer.evaluation import Evaluation
 from composer.trainer.history import RunHistory
@@ -30,34 +29,32 @@ class _LossMonitor:
 
     The last losses are checked at the end of epochs, at evaluations and, since these may come late, after 16, 32,
     64, ... batches. The result is copied to the host in the background.
+
+    Args:
+        recent: The last losses of this `fit`, as in `RunHistory`.
     """
 
-    def __init__(self) -> None:
-        self._last: deque[torch.Tensor] = deque(maxlen=8)
+    def __init__(self, recent: Sequence[tuple[int, Mapping[str, torch.Tensor]]]) -> None:
+        self._recent = recent
         self._result: tuple[int, int, DeferredValue] | None = None  # least number to warn of, last batch, number
-        self._count, self._warned = 0, False
+        self._warned = False
 
-    def add(self, losses: Mapping[str, torch.Tensor], batch: int) -> None:
-        """Add the losses of a batch."""
-        if "loss/train/total" not in losses:  # an optimizer that never called its closure
-            return
-        self._last.append(losses["loss/train/total"])
-        self._count += 1
-        if self._count >= 16 and self._count & (self._count - 1) == 0:
-            self.check(batch)
-
-    def check(self, batch: int, at_end: bool = False) -> None:
-        """Check the last losses, up to that of `batch`.
+    def check(self, at_end: bool = False) -> None:
+        """Check the last losses.
 
         During the run, all of the last losses must be bad, since a bad batch may be skipped; at its end, where waiting
         for the result costs nothing, the last two.
         """
         self._warn(at_end)
-        if self._last and self._result is None and not self._warned:
-            bad = torch.stack([~loss.isfinite() for loss in reversed(self._last)])
+        # An optimizer that never called its closure leaves no loss.
+        last: list[Any] = [losses["loss/train/total"] for _, losses in self._recent[-8:] if losses]
+        if last and self._result is None and not self._warned:
+            # Those that were read are floats.
+            device = next((loss.device for loss in last if isinstance(loss, torch.Tensor)), None)
+            bad = torch.stack([~torch.as_tensor(loss, device=device).isfinite() for loss in reversed(last)])
             result = DeferredValue.of_tensor(bad.cumprod(0).sum())  # how many of the last in a row
             DeferredValue.fetch([result])
-            self._result = (min(2 if at_end else 8, len(self._last)), batch, result)
+            self._result = (min(2 if at_end else 8, len(last)), self._recent[-1][0], result)
         self._warn(at_end)
 
     def _warn(self, wait: bool) -> None:
@@ -112,7 +109,7 @@ class FitLoop:
     ) -> None:
         self.state, self.engine, self.logger = state, engine, logger
         self.data_spec, self.batches, self.position = data_spec, batches, position
-        self.metrics = batches.metrics
+        self._count, self.metrics = data_spec.counter(), batches.metrics
         self.evaluation, self.parallel = evaluation, parallel
         self.step_every_batch, self.interruption = step_every_batch, interruption
         self._schedulers, self._evaluators = state.schedulers, state.evaluators  # lists that stay the same objects
@@ -120,7 +117,9 @@ class FitLoop:
         self._lap_start = time.perf_counter()
         self._limit, self._over_at = state.max_duration, over_at  # the limit is the same on all ranks
         self._stopped_elsewhere = False  # another rank has to stop training
-        self._losses, self._history = _LossMonitor(), history
+        self._needs_tokens = False  # `max_duration` is in tokens
+        history.store_recent(keep=0)  # those of an earlier `fit`
+        self._history, self._recent, self._losses = history, history.recent, _LossMonitor(history.recent)
         self._first_batch = state.timestamp.batches  # of this call of `fit`
 
     def run(self) -> None:
@@ -151,7 +150,7 @@ class FitLoop:
             self.position.finish()
             self.evaluation.modes.eval()  # before algorithms load their averages into the model
         self._log_final_time()
-        self._losses.check(state.timestamp.batches - 1, at_end=True)
+        self._losses.check(at_end=True)
         run_event(Event.FIT_END)
         self.evaluation.run_due(Event.FIT_END)
         self.metrics.finish()
@@ -177,10 +176,12 @@ class FitLoop:
             run_event(Event.EPOCH_START)
             self.logger.log_metrics({"time/epoch": start.epochs})
         set_epoch(state.dataloader, start.epochs)
+        self._set_needs_tokens()
         stopped = False
         for batch in self._batches():
             self._batch(batch)
-            if self._is_over() or self._end_iteration_if_over(Event.BATCH_END):
+            over = self._is_over() if self._has_ranks else state.is_over()
+            if over or (state._iteration_length is not None and self._end_iteration_if_over(Event.BATCH_END)):
                 stopped = True
                 self.position.pause()
                 break
@@ -241,9 +242,9 @@ class FitLoop:
 
     def _batch(self, batch: Any) -> None:
         state, dispatch, spec = self.state, self.engine.dispatch, self.data_spec
-        batch = spec.batch_transforms(batch)
-        samples = spec.get_num_samples_in_batch(batch)
-        tokens = spec.get_num_tokens_in_batch(batch)
+        if spec.batch_transforms is not unchanged:
+            batch = spec.batch_transforms(batch)
+        samples, tokens = self._count(batch)
         state.batch = batch
         if dispatch.after_dataloader:
             dispatch.after_dataloader()
@@ -258,8 +259,8 @@ class FitLoop:
             samples, tokens, ends, lap = self.parallel.sum_counts(samples, tokens, ends, lap)
         state.previous_timestamp = state.timestamp
         state.timestamp = state.timestamp.to_next_batch(samples, tokens, lap)
-        if not tokens and self._limit is not None and self._limit.unit is TimeUnit.TOKEN:
-            check_has_tokens(state, f"`max_duration` {str(self._limit)!r}")
+        if not tokens and self._needs_tokens:
+            check_has_tokens(state, f"`max_duration` {str(state.max_duration)!r}")
         if ends:
             self.interruption.prepare()
         if dispatch.batch_end:
@@ -271,6 +272,10 @@ class FitLoop:
         if ends:
             self.metrics.finish()
             self.interruption.leave(state)
+
+    def _set_needs_tokens(self) -> None:
+        limit = self.state.max_duration
+        self._needs_tokens = limit is not None and limit.unit is TimeUnit.TOKEN
 
     def _step_schedulers(self) -> None:
         for scheduler in self.state.schedulers:
@@ -289,10 +294,11 @@ class FitLoop:
         state, logged = self.state, bool(self.logger.destinations)
         if self._has_ranks:
             losses = self.parallel.mean_losses(losses)
-        self._losses.add(losses, state.timestamp.batches)
-        self._history.add_losses(state.timestamp.batches, losses)
+        self._recent.append((state.timestamp.batches, losses))
+        if len(self._recent) == 16:
+            self._look_back()
         state.total_loss_dict = losses
-        metrics = self.metrics if self.metrics.enabled else None
+        metrics = self.metrics if state._train_metrics else None
         if not logged:
             if metrics is not None:
                 state.train_metric_values = metrics.on_demand()
@@ -314,9 +320,17 @@ class FitLoop:
             values |= metrics.logged()
         self.logger.log_metrics(values)
 
+    def _look_back(self) -> None:
+        """Do what would take too long in each step: store the losses and, now and then, check them."""
+        self._history.store_recent()
+        self._set_needs_tokens()
+        trained = self.state.timestamp.batches + 1 - self._first_batch
+        if trained & (trained - 1) == 0:
+            self._losses.check()
+
     def _evaluate(self, event: Event) -> None:
         if self.evaluation.run_due(event):
-            self._losses.check(self.state.timestamp.batches - 1)
+            self._losses.check()
             self._lap_start = time.perf_counter()  # evaluation is not training time
 
     def _end_epoch(self) -> None:
@@ -330,7 +344,7 @@ class FitLoop:
         state.timestamp = state.timestamp.to_next_epoch()
         self.position.finish(epoch_ended=True)
         run_event(Event.EPOCH_END)
-        self._losses.check(state.timestamp.batches - 1)
+        self._losses.check()
         self._evaluate(Event.EPOCH_END)
         run_event(Event.EPOCH_CHECKPOINT)
         self._end_iteration_if_over(Event.EPOCH_END)

@@ -280,7 +280,7 @@ class LockStepSearch:
                     f"memory. Give a number, or use `torch.nn.BatchNorm2d`."
                 )
 
-    def run(self, attempt: Callable[[], None], samples: float) -> None:
+    def run(self, attempt: Callable[[], object], samples: float) -> None:
         """Run `attempt` until it fits the memory of all ranks.
 
         Args:
@@ -311,7 +311,7 @@ class LockStepSearch:
                 )
             self._halve(outcomes, failed)
 
-    def _try(self, attempt: Callable[[], None]) -> int:
+    def _try(self, attempt: Callable[[], object]) -> int:
         """Run one attempt and return its outcome on this rank."""
         try:
             attempt()

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from composer.core import DataSpec, Engine, Precision, State
+from composer.core.data_spec import unchanged
 from composer.models import ComposerModel
 from composer.trainer.metrics import TrainMetrics
 from composer.trainer.microbatch import LockStepSearch, MicrobatchSearch, tensors_in
@@ -73,7 +74,7 @@ class BatchTrainer:
         # Of the current forward and backward pass.
         self._pass_losses = self.losses
         self._pass_metrics: TrainMetrics | None = None
-        self._ddp_sync, self._create_graph = True, False
+        self._create_graph = False
 
     def prepare(self, data_spec: DataSpec) -> None:
         """Prepare for the steps of a `fit`.
@@ -82,7 +83,7 @@ class BatchTrainer:
             data_spec: Splits and counts the batches.
         """
         state = self.state
-        self._spec = data_spec
+        self._spec, self._count_batch = data_spec, data_spec.counter()
         self._microbatch_transforms = data_spec.microbatch_transforms
         self._dispatch, self._has_ranks = self.engine.dispatch, self.parallel.world_size > 1
         # These lists stay the same objects when their contents are replaced.
@@ -131,7 +132,11 @@ class BatchTrainer:
                 scaler.step(optimizer, closure=closure, others=others)
             else:
                 optimizer.step(closure=closure)  # type: ignore[arg-type]
-        self._step(others, scaler)
+        if scaler is None and self._step_optimizer is None:
+            for optimizer in others:
+                optimizer.step()
+        else:
+            self._step(others, scaler)
         if scaler is not None:
             scaler.update()
         if self._forward_and_loss is not None:  # as a CUDA graph, it overwrites in the next step what it returns
@@ -168,7 +173,7 @@ class BatchTrainer:
         if self._mean_count is None:  # the first pass of this batch; later passes and attempts do not communicate
             self._average(self._count(microbatch) for microbatch in self._split())
             self.parallel.prepare_local_passes()
-        self._lock_step.run(lambda: self._compute(False, loss_dict), self._num_samples)
+        self._lock_step.run(lambda: self._closure(False, loss_dict, finish=False), self._num_samples)
         if ddp_sync:
             self.parallel.average_gradients()
         return self._finish()
@@ -179,24 +184,21 @@ class BatchTrainer:
             return (self._batch,)
         return self._spec.split_batch(self._batch, size)
 
-    def _closure(self, ddp_sync: bool = True, loss_dict: dict[str, torch.Tensor] | None = None) -> torch.Tensor:
-        """Compute the gradients of the whole batch.
+    def _closure(
+        self, ddp_sync: bool = True, loss_dict: dict[str, torch.Tensor] | None = None, finish: bool = True
+    ) -> torch.Tensor:
+        """Compute the gradients of the whole batch: forward and backward for all microbatches.
 
         Args:
             ddp_sync: Synchronize gradients between ranks.
             loss_dict: Receives the losses of an additional pass, which is neither logged nor counted by the metrics.
+            finish: Process the gradients for the optimizer.
 
         Returns:
             The total loss, detached, on the device.
         """
-        self._compute(ddp_sync, loss_dict)
-        return self._finish()
-
-    def _compute(self, ddp_sync: bool, loss_dict: dict[str, torch.Tensor] | None) -> None:
-        """Run forward and backward for all microbatches; see `_closure`."""
         state, dispatch = self.state, self._dispatch
         microbatches = self._microbatches = self._split()
-        self._ddp_sync = ddp_sync
         self._pass_losses = self.losses if loss_dict is None else loss_dict
         self._pass_losses.clear()
         self._pass_metrics = self.metrics if loss_dict is None and self.metrics.enabled else None
@@ -206,15 +208,24 @@ class BatchTrainer:
             dispatch.before_train_batch()
         for optimizer in self._optimizers:
             _zero_grad(optimizer)
-        self._create_graph = True in [algorithm.backwards_create_graph for algorithm in self._algorithms]
+        self._create_graph = False
+        if self._algorithms:
+            self._create_graph = True in [algorithm.backwards_create_graph for algorithm in self._algorithms]
         if len(microbatches) == 1 and not (self._has_ranks or self.count_tokens):
-            self._train_microbatch(microbatches[0], 1.0, last=True)
+            self._train_microbatch(microbatches[0], 1.0)
         else:
             counts = [self._count(microbatch) for microbatch in microbatches]
             total = self._average(counts)
             for i, (microbatch, count) in enumerate(zip(microbatches, counts, strict=True), start=1):
-                self._train_microbatch(microbatch, count / total if count else 0.0, last=i == len(counts))
+                weight = count / total if count else 0.0
+                context = self.parallel.backward_context(i == len(counts), ddp_sync) if self._has_ranks else None
+                if context is None:
+                    self._train_microbatch(microbatch, weight)
+                else:
+                    with context:
+                        self._train_microbatch(microbatch, weight)
         state.batch = self._batch
+        return self._finish() if finish else self._pass_losses["loss/train/total"]
 
     def _finish(self) -> torch.Tensor:
         """Process the gradients before the optimizer steps; return the total loss."""
@@ -229,21 +240,14 @@ class BatchTrainer:
             self._dispatch.after_train_batch()
         return self._pass_losses["loss/train/total"]
 
-    def _train_microbatch(self, microbatch: Any, weight: float, last: bool) -> None:
-        state, metrics = self.state, self._pass_metrics
-        batch = state.batch = self._microbatch_transforms(self._to_device(microbatch))
-        unchanged = None if metrics is None else _shallow_copy(batch)
-        context = self.parallel.backward_context(last, self._ddp_sync) if self._has_ranks else None
-        if context is None:
-            self._forward_and_backward(weight)
-        else:
-            with context:
-                self._forward_and_backward(weight)
-        if metrics is not None:
-            metrics.collect(unchanged, state.outputs, len(self._microbatches) == 1)
-
-    def _forward_and_backward(self, weight: float) -> None:
-        state, dispatch = self.state, self._dispatch
+    def _train_microbatch(self, microbatch: Any, weight: float) -> None:
+        """Run forward and backward for a microbatch, which is the part `weight` of its batch."""
+        state, dispatch, metrics = self.state, self._dispatch, self._pass_metrics
+        batch = self._to_device(microbatch)
+        if self._microbatch_transforms is not unchanged:
+            batch = self._microbatch_transforms(batch)
+        state.batch = batch
+        original = None if metrics is None else _shallow_copy(batch)
         if dispatch.before_forward:
             dispatch.before_forward()
         if self._forward_and_loss is not None and not (dispatch.after_forward or dispatch.before_loss):
@@ -292,6 +296,8 @@ class BatchTrainer:
         total.backward(create_graph=self._create_graph)  # type: ignore[no-untyped-call]
         if dispatch.after_backward:
             dispatch.after_backward()
+        if metrics is not None:
+            metrics.collect(original, state.outputs, len(self._microbatches) == 1)
 
     def _precision(self) -> AbstractContextManager[None]:
         return autocast(self.state) if self._precision_context is None else self._precision_context
@@ -329,7 +335,7 @@ class BatchTrainer:
     def _count(self, microbatch: Any) -> float:
         if self.count_tokens:
             return self._spec.get_num_tokens_in_batch(microbatch, token_type="loss_generating")
-        return self._spec.get_num_samples_in_batch(microbatch)
+        return self._count_batch(microbatch)[0]
 
 
 def _forward_and_loss(wrapped: torch.nn.Module, model: ComposerModel, batch: Any) -> tuple[Any, Any]:
