@@ -38,7 +38,7 @@ OPTIONS = {
     ),
     "tiny_lm": (
         "--characters 800 --batch_size 4 --seq_length 16 --width 8 --layers 1 --heads 2 --epochs 1 --algorithms alibi "
-        "ema gradient_clipping scale_schedule seq_length_warmup --ema.half_life 4ba "
+        "ema gradient_clipping muon scale_schedule seq_length_warmup --ema.half_life 4ba "
         "--seq_length_warmup.min_seq_length 8 --scale_schedule.ratio 0.6"
     ),
     "segmentation": (

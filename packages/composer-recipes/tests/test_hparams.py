@@ -36,6 +36,7 @@ from composer.recipes._images import CLASSIFICATION
         (cifar10.Data, {"shift": -1}, "`shift` must be at least 0, got -1"),
         (cifar10.Data, {"cutout_size": -1}, "`cutout_size` must be at least 0, got -1"),
         (tiny_lm.Data, {"characters": 0}, "`characters` must be at least 1, got 0"),
+        (tiny_lm.Data, {"validation_characters": 0}, "`validation_characters` must be at least 1, got 0"),
         (tiny_lm.Data, {"batch_size": 0}, "`batch_size` must be at least 1, got 0"),
         (tiny_lm.Data, {"seq_length": 1}, "`seq_length` must be at least 2, got 1"),
         (tiny_lm.Network, {"width": 0}, "`width` must be at least 1, got 0"),

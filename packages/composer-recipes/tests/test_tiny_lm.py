@@ -68,6 +68,21 @@ def test_the_first_characters_have_the_token_ids_of_the_full_text(data: Path) ->
     assert len(set(TEXT)) == dataset.tokenizer.vocab_size
 
 
+def test_hyperparameters_are_chosen_on_held_out_characters_of_the_training_part(data: Path) -> None:
+    dataset = Data(data=data, characters=500, validation_characters=100, **SMALL).load()
+
+    train, validation = dataset.loaders(0, DeviceCPU())
+
+    assert cut(TEXT, 350, 450, dataset) == sequences(validation)
+    assert {*map(tuple, sequences(train))} <= set(map(tuple, cut(TEXT, 0, 350, dataset)))
+    assert (350 // 16, 100 // 16) == (dataset.num_train, dataset.num_test)
+
+
+def test_holding_out_all_of_the_training_part_is_told(data: Path) -> None:
+    with pytest.raises(ValueError, match=r"must have a batch of 4 sequences of 16 characters to train on, and one"):
+        Data(data=data, characters=500, validation_characters=450, **SMALL).load()
+
+
 def test_there_are_as_many_sequences_as_said_whatever_the_length(data: Path, tmp_path: Path) -> None:
     tokens = torch.zeros(len(TEXT), dtype=torch.int64).numpy()
     for characters in range(400, len(TEXT), 7):

@@ -547,6 +547,12 @@ class TestCounter:
         spec.get_num_tokens_in_batch = lambda batch: 5
         assert (3, 5) == spec.counter()(batch)
 
+        class Tokens(DataSpec):
+            def get_num_tokens_in_batch(self, batch: Any, token_type: str = "total") -> int:
+                return 4
+
+        assert (3, 4) == Tokens([]).counter()(batch)
+
     def test_max_seq_len_counts_tokens(self) -> None:
         data: Any = loader()
         data.dataset.max_seq_len = 16

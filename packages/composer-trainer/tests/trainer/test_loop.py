@@ -272,6 +272,13 @@ def test_losses_that_become_nan_are_told_within_a_long_epoch(make_trainer: MakeT
     assert f"in all of the last 8 batches, up to batch {at}, counted from 0" in told
 
 
+def test_losses_of_an_earlier_fit_do_not_count(make_trainer: MakeTrainer) -> None:
+    trainer = make_trainer(model=Broken(lambda batch: batch >= 3), max_duration="4ba")
+    trainer.fit()
+    with pytest.warns(UserWarning, match="NaN or infinite in all of the last 1 batches, up to batch 4"):
+        trainer.fit(duration="1ba")
+
+
 def test_losses_that_stay_infinite_are_told_too(make_trainer: MakeTrainer) -> None:
     class Infinite(Broken):
         def loss(self, outputs: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:

@@ -17,6 +17,7 @@ from composer.algorithms.gradient_clipping import GradientClipping
 from composer.algorithms.label_smoothing import LabelSmoothing
 from composer.algorithms.layer_freezing import LayerFreezing
 from composer.algorithms.mixup import MixUp
+from composer.algorithms.muon import Muon
 from composer.algorithms.progressive_resizing import ProgressiveResizing
 from composer.algorithms.sam import SAM
 from composer.algorithms.scale_schedule import ScaleSchedule
@@ -39,6 +40,7 @@ ALGORITHMS: Mapping[str, type[Algorithm]] = {
     "label_smoothing": LabelSmoothing,
     "layer_freezing": LayerFreezing,
     "mixup": MixUp,
+    "muon": Muon,
     "progressive_resizing": ProgressiveResizing,
     "sam": SAM,
     "scale_schedule": ScaleSchedule,

@@ -12,6 +12,7 @@ from typing import Any
 from composer.algorithms.alibi import Alibi
 from composer.algorithms.ema import EMA
 from composer.algorithms.gradient_clipping import GradientClipping
+from composer.algorithms.muon import Muon
 from composer.algorithms.scale_schedule import ScaleSchedule
 from composer.algorithms.seq_length_warmup import SeqLengthWarmup
 from composer.datasets import CharTokenizer, build_text_dataloader
@@ -39,17 +40,20 @@ class Data:
         data: A text file in UTF-8, or a folder that holds tinyshakespeare.txt. None: the environment variable
             COMPOSER_DATA.
         characters: Use only this many characters of the text, from the first. None: all.
+        validation_characters: Hold out this many characters from the end of the training part, and test on them instead
+            of the test part, for choosing hyperparameters. None: use the test part.
         batch_size: Sequences per training batch. An incomplete last batch is dropped.
         seq_length: Characters per sequence.
     """
 
     data: Path | None = None
     characters: int | None = None
+    validation_characters: int | None = None
     batch_size: int = 8
     seq_length: int = 256
 
     def __post_init__(self) -> None:
-        for name, least in (("characters", 1), ("batch_size", 1), ("seq_length", 2)):
+        for name, least in (("characters", 1), ("validation_characters", 1), ("batch_size", 1), ("seq_length", 2)):
             check_at_least(name, getattr(self, name), least)
 
     def load(self) -> Text:
@@ -116,7 +120,11 @@ class Text:
     @property
     def _parts(self) -> tuple[tuple[float, float], tuple[float, float]]:
         used = (self.options.characters or self.length) / self.length
-        return (0.0, _TRAIN * used), (_TRAIN * used, used)
+        end, held_out = _TRAIN * used, self.options.validation_characters
+        if held_out is None:
+            return (0.0, end), (end, used)
+        begin = max(end - held_out / self.length, 0.0)
+        return (0.0, begin), (begin, end)
 
     def _count(self, begin: float, end: float) -> int:
         return (round(end * self.length) - round(begin * self.length)) // self.options.seq_length
@@ -243,10 +251,11 @@ TASK = Task(
         "alibi": Alibi,
         "ema": EMA,
         "gradient_clipping": GradientClipping,
+        "muon": Muon,
         "scale_schedule": ScaleSchedule,
         "seq_length_warmup": SeqLengthWarmup,
     },
-    chosen=("alibi", "scale_schedule", "seq_length_warmup"),
+    chosen=("gradient_clipping", "muon", "scale_schedule"),
     tuned={
         "alibi": {"train_sequence_length_scaling": 1.0},
         "ema": {"half_life": "20ba"},
