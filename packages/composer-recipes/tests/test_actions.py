@@ -58,6 +58,7 @@ class Idle(Counter):
                 "Alibi": "replaced the position embeddings by biases of the attention",
                 "EMA": "averaged the weights 6 times, tested the averages 1 time",
                 "GradientClipping": "clipped the gradients of 6 batches",
+                "Muon": "orthogonalized the updates of 4 hidden weights",
                 "ScaleSchedule": "made the training 6 batches long",
                 "SeqLengthWarmup": "trained on sequences of 8 tokens first, and of 16 at the end",
             },
