@@ -512,8 +512,8 @@ def test_arrays_of_an_iterable_data_set_become_tensors_as_in_a_loader() -> None:
     assert spec.batch_transforms(arrays) is arrays
 
 
-class TestCounter:
-    """`counter`, which a loop calls at every step, against the two methods."""
+class TestCountBatch:
+    """`count_batch`, which a loop calls at every step, against the two methods."""
 
     @relaxed
     @given(st.integers(1, 5), st.data())
@@ -522,7 +522,7 @@ class TestCounter:
         drawn = data.draw(fields(samples).filter(lambda batch: not isinstance(batch, list)))
         for batch in (drawn, (torch.zeros(samples, 2), torch.zeros(samples))):
             expected = (spec.get_num_samples_in_batch(batch), spec.get_num_tokens_in_batch(batch))
-            assert expected == spec.counter()(batch)
+            assert expected == spec.count_batch(batch)
             assert samples == expected[0]
 
     @pytest.mark.parametrize(
@@ -534,7 +534,7 @@ class TestCounter:
         batch = (torch.zeros(3), torch.zeros(3))
         expected = (7, 0) if "get_num_samples_in_batch" in arguments else (3, 9)
 
-        assert expected == DataSpec([], **arguments).counter()(batch)
+        assert expected == DataSpec([], **arguments).count_batch(batch)
 
     def test_methods_that_were_replaced_count(self) -> None:
         class Doubled(DataSpec):
@@ -542,22 +542,34 @@ class TestCounter:
                 return 2 * super().get_num_samples_in_batch(batch)
 
         batch = (torch.zeros(3), torch.zeros(3))
-        assert (6, 0) == Doubled([]).counter()(batch)
+        assert (6, 0) == Doubled([]).count_batch(batch)
         spec: Any = DataSpec([])
         spec.get_num_tokens_in_batch = lambda batch: 5
-        assert (3, 5) == spec.counter()(batch)
+        assert (3, 5) == spec.count_batch(batch)
 
         class Tokens(DataSpec):
             def get_num_tokens_in_batch(self, batch: Any, token_type: str = "total") -> int:
                 return 4
 
-        assert (3, 4) == Tokens([]).counter()(batch)
+        assert (3, 4) == Tokens([]).count_batch(batch)
+
+        class Default(DataSpec):
+            def _default_get_num_tokens_in_batch(self, batch: Any) -> int:
+                return 9
+
+        assert (3, 9) == Default([]).count_batch(batch)
+
+    def test_a_patched_class_counts(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(DataSpec, "get_num_samples_in_batch", lambda self, batch: 100)
+        monkeypatch.setattr(DataSpec, "get_num_tokens_in_batch", lambda self, batch, token_type="total": 5)
+
+        assert (100, 5) == DataSpec([]).count_batch((torch.zeros(3), torch.zeros(3)))
 
     def test_max_seq_len_counts_tokens(self) -> None:
         data: Any = loader()
         data.dataset.max_seq_len = 16
 
-        assert (3, 48) == DataSpec(data).counter()((torch.zeros(3), torch.zeros(3)))
+        assert (3, 48) == DataSpec(data).count_batch((torch.zeros(3), torch.zeros(3)))
 
     @pytest.mark.parametrize("batch", [(), (torch.zeros(()),), (torch.zeros(3), torch.zeros(2))], ids=str)
     def test_what_cannot_be_counted_is_told_as_by_the_method(self, batch: Any) -> None:
@@ -565,7 +577,7 @@ class TestCounter:
         with pytest.raises((ValueError, NotImplementedError)) as expected:
             spec.get_num_samples_in_batch(batch)
         with pytest.raises(expected.type) as error:
-            spec.counter()(batch)
+            spec.count_batch(batch)
         assert str(expected.value) == str(error.value)
 
     def test_a_loader_that_yields_samples_is_told(self) -> None:
@@ -577,11 +589,24 @@ class TestCounter:
         except TypeError as error:
             message = str(error)
         if message is None:
-            assert 3 == spec.counter()(next(iter(data)))[0]
+            assert 3 == spec.count_batch(next(iter(data)))[0]
         else:
             with pytest.raises(TypeError) as told:
-                spec.counter()(next(iter(data)))
+                spec.count_batch(next(iter(data)))
             assert message == str(told.value)
+
+
+def test_tokens_in_lists_are_told() -> None:
+    with pytest.raises(
+        ValueError, match=r"`batch\['input_ids'\]` must be a tensor, .* got list\. Make it one, or pass"
+    ):
+        DataSpec([]).get_num_tokens_in_batch({"input_ids": [[1, 2], [3, 4]]})
+
+
+@pytest.mark.parametrize("size", [np.int64(2), torch.tensor(2)], ids=["numpy", "torch"])
+@pytest.mark.parametrize("kind", [tuple, list])
+def test_sizes_are_integers_of_any_library(size: Any, kind: Any) -> None:
+    assert [2, 1] == [len(part[0]) for part in default_split_batch(kind([torch.zeros(3), torch.zeros(3)]), size)]
 
 
 @relaxed

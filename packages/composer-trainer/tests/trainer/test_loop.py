@@ -279,6 +279,48 @@ def test_losses_of_an_earlier_fit_do_not_count(make_trainer: MakeTrainer) -> Non
         trainer.fit(duration="1ba")
 
 
+@pytest.mark.parametrize(
+    "change", [lambda losses: losses.clear(), lambda losses: losses.update({"loss/train/total": "x"})]
+)
+def test_a_user_may_change_the_losses(make_trainer: MakeTrainer, change: Callable[[dict[str, Any]], None]) -> None:
+    class Change(Callback):
+        def batch_end(self, state: State, logger: Logger) -> None:
+            change(state.total_loss_dict)
+
+    (told,) = warnings_of(make_trainer, lambda batch: True, max_duration="5ep", callbacks=Change())
+    assert "in all of the last 4 batches" in told
+
+
+def test_drawing_within_an_epoch_does_not_hide_losses_of_nan(make_trainer: MakeTrainer) -> None:
+    pytest.importorskip("matplotlib.pyplot", reason="needs matplotlib")
+
+    class Draw(Callback):
+        def batch_end(self, state: State, logger: Logger) -> None:
+            if state.timestamp.batch == "10ba":
+                trainer.plot("loss/train/total")
+
+    batches = list(make_trainer.loader()) * 20
+    trainer = make_trainer(
+        model=Broken(lambda batch: batch >= 8), train_dataloader=batches, max_duration="1ep", callbacks=Draw()
+    )
+    with pytest.warns(UserWarning, match="NaN or infinite in all of the last 8 batches, up to batch 15"):
+        trainer.fit()
+
+
+def test_warnings_as_errors_leave_each_batch_once_in_the_history(make_trainer: MakeTrainer) -> None:
+    batches = list(make_trainer.loader()) * 10
+    trainer = make_trainer(model=Broken(lambda batch: True), train_dataloader=batches, max_duration="1ep")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(UserWarning, match="NaN or infinite"):
+            trainer.fit()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer.fit()
+
+    assert list(range(len(batches))) == [at for at, _ in trainer._history.series()["loss/train/total"]]
+
+
 def test_losses_that_stay_infinite_are_told_too(make_trainer: MakeTrainer) -> None:
     class Infinite(Broken):
         def loss(self, outputs: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:

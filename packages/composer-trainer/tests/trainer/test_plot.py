@@ -108,7 +108,7 @@ def test_of_a_long_run_evenly_spaced_losses_are_stored() -> None:
     for batch in range(5 * _MOST + 3):
         history.recent.append((batch, {"loss/train/total": torch.tensor(float(batch))}))
         if len(history.recent) == 16:
-            history.store_recent()
+            history.drop_recent(keep=8)
     points = history.series()["loss/train/total"]
 
     assert [(at, float(value)) for at, value in points] == [(8 * i, 8.0 * i) for i in range(len(points))]
@@ -126,7 +126,7 @@ def test_a_step_reads_no_value_from_the_device(monkeypatch: pytest.MonkeyPatch) 
     for batch in range(_MOST + 1):
         history.recent.append((batch, {"loss/train/total": torch.zeros(())}))
         if len(history.recent) == 16:
-            history.store_recent(keep=0)
+            history.drop_recent(keep=0)
     history.add_metrics(1, {"metrics/eval/Accuracy": torch.ones(()), "metrics/eval/Matrix": torch.eye(2)})
 
     assert [] == read

@@ -10,6 +10,7 @@ import torch
 from shared_runs import Quiet
 
 from composer.core import Callback, DataSpec, State
+from composer.core.data_spec import default_split_batch
 from composer.loggers import Logger
 from composer.testing import SimpleModel, deep_compare
 
@@ -227,3 +228,33 @@ def test_a_step_reads_nothing_from_tensors(make_trainer: MakeTrainer, monkeypatc
     make_trainer(
         train_dataloader=list(make_trainer.loader()), callbacks=Guard(), loggers=Quiet(), max_duration="1ep"
     ).fit()
+
+
+def test_microbatches_may_come_from_a_generator_but_must_come(make_trainer: MakeTrainer) -> None:
+    def spec(split: Callable[[Any, float], Any]) -> DataSpec:
+        return DataSpec(list(make_trainer.loader()), split_batch=split)
+
+    def halves(batch: Any, size: float) -> Any:
+        yield from default_split_batch(batch, size)
+
+    expected = make_trainer(device_train_microbatch_size=2, max_duration="2ba")
+    expected.fit()
+    trainer = make_trainer(train_dataloader=spec(halves), device_train_microbatch_size=2, max_duration="2ba")
+    trainer.fit()
+    weights = [trainer.state.model.state_dict(), expected.state.model.state_dict()]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    nothing = make_trainer(train_dataloader=spec(lambda batch, size: []), device_train_microbatch_size=2)
+    with pytest.raises(ValueError, match=r"`split_batch` must return at least one microbatch, got \[\]"):
+        nothing.fit()
+
+
+def test_transforms_of_microbatches_may_be_set_during_a_run(make_trainer: MakeTrainer) -> None:
+    class Set(Callback):
+        def epoch_start(self, state: State, logger: Logger) -> None:
+            spec.microbatch_transforms = lambda batch: seen.append(batch) or batch
+
+    seen: list[Any] = []
+    spec = DataSpec(list(make_trainer.loader()))
+    make_trainer(train_dataloader=spec, max_duration="2ba", callbacks=Set()).fit()
+
+    assert 2 == len(seen)

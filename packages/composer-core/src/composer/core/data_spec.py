@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import operator
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
@@ -157,29 +158,30 @@ class DataSpec:
             )
         return number
 
-    def counter(self) -> Callable[[Batch], tuple[int | float, int]]:
-        """Return a function that counts the samples and tokens of a batch, for a loop that does so at every step.
+    def count_batch(self, batch: Batch) -> tuple[int | float, int]:
+        """Return the number of samples and of tokens in a batch, as a loop needs them at every step.
 
-        It is `get_num_samples_in_batch` and `get_num_tokens_in_batch`, and faster for a tuple of tensors.
+        They are those of `get_num_samples_in_batch` and `get_num_tokens_in_batch`, also where these were replaced; a
+        tuple of tensors is counted at once.
+
+        Args:
+            batch: A batch of this dataloader.
         """
-        count_samples_, count_tokens = self.get_num_samples_in_batch, self.get_num_tokens_in_batch
+        if type(batch) is tuple and self._counts_by_default():
+            samples = _common_length(batch)
+            if samples is not None:
+                return samples, 0
+        return self.get_num_samples_in_batch(batch), self.get_num_tokens_in_batch(batch)
 
-        def count(batch: Batch) -> tuple[int | float, int]:
-            return count_samples_(batch), count_tokens(batch)
-
-        if (
-            getattr(count_samples_, "__func__", None) is not DataSpec.get_num_samples_in_batch
-            or getattr(count_tokens, "__func__", None) is not DataSpec.get_num_tokens_in_batch
-            or self.has_token_counter
-            or self._max_seq_len is not None
-        ):
-            return count
-
-        def count_tensors(batch: Batch) -> tuple[int | float, int]:
-            samples = _common_length(batch) if type(batch) is tuple and self._count_samples is count_samples else None
-            return count(batch) if samples is None else (samples, 0)
-
-        return count_tensors
+    def _counts_by_default(self) -> bool:
+        """Return True if nothing of a batch is counted but its samples, and by no function of the user."""
+        return (
+            self._max_seq_len is None
+            and self._count_samples is count_samples
+            and getattr(self._count_tokens, "__func__", None) is _COUNT_TOKENS
+            and getattr(self.get_num_samples_in_batch, "__func__", None) is _GET_NUM_SAMPLES
+            and getattr(self.get_num_tokens_in_batch, "__func__", None) is _GET_NUM_TOKENS
+        )
 
     def _transform_first(self, batch: Batch) -> Batch:
         """Convert the NumPy arrays of this and all further batches, if the first batch has some."""
@@ -203,10 +205,20 @@ class DataSpec:
     def _default_get_num_tokens_in_batch(self, batch: Batch) -> int:
         # Builtin types first: `isinstance` of an abstract class is slower, and this is called at every step.
         if not isinstance(batch, (tuple, list)) and isinstance(batch, Mapping) and "input_ids" in batch:
-            return math.prod(batch["input_ids"].shape[:2])
+            ids = batch["input_ids"]
+            if not hasattr(ids, "shape"):
+                raise ValueError(
+                    f"`batch['input_ids']` must be a tensor, whose tokens are counted, got {type(ids).__name__}. Make "
+                    f"it one, or pass `get_num_tokens_in_batch` to `DataSpec`."
+                )
+            return math.prod(ids.shape[:2])
         if self._max_seq_len is None:
             return 0
         return int(self._max_seq_len * self.get_num_samples_in_batch(batch))
+
+
+_COUNT_TOKENS = DataSpec._default_get_num_tokens_in_batch
+_GET_NUM_SAMPLES, _GET_NUM_TOKENS = DataSpec.get_num_samples_in_batch, DataSpec.get_num_tokens_in_batch
 
 
 def ensure_data_spec(dataloader: DataSpec | Iterable[Batch] | dict[str, Any], argument: str = "dataloader") -> DataSpec:
@@ -540,6 +552,7 @@ def default_split_batch(batch: Any, microbatch_size: int | float) -> Sequence[An
             f"`microbatch_size` must be an integer to split a batch by default, got {microbatch_size!r}. "
             f"Pass `split_batch` to `DataSpec` to split by fractions of a sample."
         )
+    microbatch_size = operator.index(microbatch_size)
     if microbatch_size < 1:
         raise ValueError(f"`microbatch_size` must be positive, got {microbatch_size!r}. Use 1 for single samples.")
     samples = _common_length(batch) if type(batch) is tuple else None

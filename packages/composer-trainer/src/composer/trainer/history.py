@@ -22,7 +22,7 @@ class RunHistory:
 
     Attributes:
         recent: The last losses, as the number of their batch, from 0, and the losses by name, without a graph. They
-            must not be changed in place. Call `store_recent` when there are 16 of them.
+            must not be changed in place. Call `drop_recent` when there are many.
     """
 
     def __init__(self) -> None:
@@ -32,12 +32,17 @@ class RunHistory:
         self._every = 1  # store the losses of each batch whose number is a multiple of it
         self._metrics: dict[str, list[tuple[int, Any]]] = {}
 
-    def store_recent(self, keep: int = 8) -> None:
-        """Store the recent losses for drawing.
+    def drop_recent(self, keep: int) -> None:
+        """Store the recent losses for drawing, and drop the first of them.
 
         Args:
             keep: The number of losses that stay in `recent`.
         """
+        self._store_recent()
+        del self.recent[: max(len(self.recent) - keep, 0)]
+        self._num_stored = len(self.recent)
+
+    def _store_recent(self) -> None:
         for batch, losses in self.recent[self._num_stored :]:
             if batch % self._every:
                 continue
@@ -45,7 +50,6 @@ class RunHistory:
             if len(self._losses) > _MOST:
                 self._every *= 2
                 self._losses = [(at, each) for at, each in self._losses if at % self._every == 0]
-        del self.recent[: max(len(self.recent) - keep, 0)]
         self._num_stored = len(self.recent)
 
     def add_metrics(self, batch: int, metrics: Mapping[str, Any]) -> None:
@@ -64,7 +68,7 @@ class RunHistory:
 
     def series(self) -> dict[str, list[tuple[int, Any]]]:
         """Return the values by name, each with its batch. Waits for the device."""
-        self.store_recent()
+        self._store_recent()
         series: dict[str, list[tuple[int, Any]]] = {}
         for batch, losses in self._losses:
             for name, loss in losses.items():

@@ -47,11 +47,9 @@ class _LossMonitor:
         """
         self._warn(at_end)
         # An optimizer that never called its closure leaves no loss.
-        last: list[Any] = [losses["loss/train/total"] for _, losses in self._recent[-8:] if losses]
+        last = [losses["loss/train/total"] for _, losses in self._recent[-8:] if losses]
         if last and self._result is None and not self._warned:
-            # Those that were read are floats.
-            device = next((loss.device for loss in last if isinstance(loss, torch.Tensor)), None)
-            bad = torch.stack([~torch.as_tensor(loss, device=device).isfinite() for loss in reversed(last)])
+            bad = torch.stack([~loss.isfinite() for loss in reversed(last)])
             result = DeferredValue.of_tensor(bad.cumprod(0).sum())  # how many of the last in a row
             DeferredValue.fetch([result])
             self._result = (min(2 if at_end else 8, len(last)), self._recent[-1][0], result)
@@ -109,7 +107,7 @@ class FitLoop:
     ) -> None:
         self.state, self.engine, self.logger = state, engine, logger
         self.data_spec, self.batches, self.position = data_spec, batches, position
-        self._count, self.metrics = data_spec.counter(), batches.metrics
+        self.metrics = batches.metrics
         self.evaluation, self.parallel = evaluation, parallel
         self.step_every_batch, self.interruption = step_every_batch, interruption
         self._schedulers, self._evaluators = state.schedulers, state.evaluators  # lists that stay the same objects
@@ -117,9 +115,9 @@ class FitLoop:
         self._lap_start = time.perf_counter()
         self._limit, self._over_at = state.max_duration, over_at  # the limit is the same on all ranks
         self._stopped_elsewhere = False  # another rank has to stop training
-        self._needs_tokens = False  # `max_duration` is in tokens
-        history.store_recent(keep=0)  # those of an earlier `fit`
+        history.drop_recent(keep=0)  # those of an earlier `fit`
         self._history, self._recent, self._losses = history, history.recent, _LossMonitor(history.recent)
+        self._num_losses = 0  # of this `fit`, without those after the last `_look_back`
         self._first_batch = state.timestamp.batches  # of this call of `fit`
 
     def run(self) -> None:
@@ -176,7 +174,6 @@ class FitLoop:
             run_event(Event.EPOCH_START)
             self.logger.log_metrics({"time/epoch": start.epochs})
         set_epoch(state.dataloader, start.epochs)
-        self._set_needs_tokens()
         stopped = False
         for batch in self._batches():
             self._batch(batch)
@@ -244,7 +241,7 @@ class FitLoop:
         state, dispatch, spec = self.state, self.engine.dispatch, self.data_spec
         if spec.batch_transforms is not unchanged:
             batch = spec.batch_transforms(batch)
-        samples, tokens = self._count(batch)
+        samples, tokens = spec.count_batch(batch)
         state.batch = batch
         if dispatch.after_dataloader:
             dispatch.after_dataloader()
@@ -259,8 +256,10 @@ class FitLoop:
             samples, tokens, ends, lap = self.parallel.sum_counts(samples, tokens, ends, lap)
         state.previous_timestamp = state.timestamp
         state.timestamp = state.timestamp.to_next_batch(samples, tokens, lap)
-        if not tokens and self._needs_tokens:
-            check_has_tokens(state, f"`max_duration` {str(state.max_duration)!r}")
+        if not tokens:
+            limit = state.max_duration
+            if limit is not None and limit.unit is TimeUnit.TOKEN:
+                check_has_tokens(state, f"`max_duration` {str(limit)!r}")
         if ends:
             self.interruption.prepare()
         if dispatch.batch_end:
@@ -272,10 +271,6 @@ class FitLoop:
         if ends:
             self.metrics.finish()
             self.interruption.leave(state)
-
-    def _set_needs_tokens(self) -> None:
-        limit = self.state.max_duration
-        self._needs_tokens = limit is not None and limit.unit is TimeUnit.TOKEN
 
     def _step_schedulers(self) -> None:
         for scheduler in self.state.schedulers:
@@ -294,10 +289,10 @@ class FitLoop:
         state, logged = self.state, bool(self.logger.destinations)
         if self._has_ranks:
             losses = self.parallel.mean_losses(losses)
-        self._recent.append((state.timestamp.batches, losses))
         if len(self._recent) == 16:
             self._look_back()
-        state.total_loss_dict = losses
+        self._recent.append((state.timestamp.batches, losses))
+        state.total_loss_dict = losses.copy()  # a user may change it
         metrics = self.metrics if state._train_metrics else None
         if not logged:
             if metrics is not None:
@@ -321,12 +316,11 @@ class FitLoop:
         self.logger.log_metrics(values)
 
     def _look_back(self) -> None:
-        """Do what would take too long in each step: store the losses and, now and then, check them."""
-        self._history.store_recent()
-        self._set_needs_tokens()
-        trained = self.state.timestamp.batches + 1 - self._first_batch
-        if trained & (trained - 1) == 0:
+        """Do what would take too long in each step, for the 16 losses that have come together."""
+        self._num_losses = max(self._num_losses + 8, 16)
+        if self._num_losses & (self._num_losses - 1) == 0:
             self._losses.check()
+        self._history.drop_recent(keep=8)
 
     def _evaluate(self, event: Event) -> None:
         if self.evaluation.run_due(event):

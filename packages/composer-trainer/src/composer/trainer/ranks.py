@@ -304,6 +304,8 @@ class DataParallel(SingleProcess):
 
         Not deferred until they are read: a callback may read them on one rank only.
         """
+        if not losses:  # of an optimizer that never called its closure
+            return losses
         stacked = torch.stack([*losses.values()])
         stacked = stacked.to(torch.promote_types(stacked.dtype, torch.float32))
         torch.distributed.all_reduce(stacked)

@@ -83,8 +83,7 @@ class BatchTrainer:
             data_spec: Splits and counts the batches.
         """
         state = self.state
-        self._spec, self._count_batch = data_spec, data_spec.counter()
-        self._microbatch_transforms = data_spec.microbatch_transforms
+        self._spec = data_spec
         self._dispatch, self._has_ranks = self.engine.dispatch, self.parallel.world_size > 1
         # These lists stay the same objects when their contents are replaced.
         self._algorithms, self._optimizers = state.algorithms, state.optimizers
@@ -182,7 +181,12 @@ class BatchTrainer:
         size = self.state.device_train_microbatch_size
         if size is None or self._num_samples <= size or size == self._whole_size:
             return (self._batch,)
-        return self._spec.split_batch(self._batch, size)
+        parts = self._spec.split_batch(self._batch, size)
+        if not isinstance(parts, Sequence):
+            parts = list(parts)
+        if not parts:
+            raise ValueError(f"`split_batch` must return at least one microbatch, got {parts!r}.")
+        return parts
 
     def _closure(
         self, ddp_sync: bool = True, loss_dict: dict[str, torch.Tensor] | None = None, finish: bool = True
@@ -244,8 +248,8 @@ class BatchTrainer:
         """Run forward and backward for a microbatch, which is the part `weight` of its batch."""
         state, dispatch, metrics = self.state, self._dispatch, self._pass_metrics
         batch = self._to_device(microbatch)
-        if self._microbatch_transforms is not unchanged:
-            batch = self._microbatch_transforms(batch)
+        if self._spec.microbatch_transforms is not unchanged:
+            batch = self._spec.microbatch_transforms(batch)
         state.batch = batch
         original = None if metrics is None else _shallow_copy(batch)
         if dispatch.before_forward:
@@ -335,7 +339,7 @@ class BatchTrainer:
     def _count(self, microbatch: Any) -> float:
         if self.count_tokens:
             return self._spec.get_num_tokens_in_batch(microbatch, token_type="loss_generating")
-        return self._count_batch(microbatch)[0]
+        return self._spec.count_batch(microbatch)[0]
 
 
 def _forward_and_loss(wrapped: torch.nn.Module, model: ComposerModel, batch: Any) -> tuple[Any, Any]:
