@@ -181,7 +181,7 @@ class BatchTrainer:
         size = self.state.device_train_microbatch_size
         if size is None or self._num_samples <= size or size == self._whole_size:
             return (self._batch,)
-        parts = self._spec.split_batch(self._batch, size)
+        parts: Any = self._spec.split_batch(self._batch, size)  # by a function of the user
         if not isinstance(parts, Sequence):
             parts = list(parts)
         if not parts:
