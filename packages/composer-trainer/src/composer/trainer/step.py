@@ -181,11 +181,10 @@ class BatchTrainer:
         size = self.state.device_train_microbatch_size
         if size is None or self._num_samples <= size or size == self._whole_size:
             return (self._batch,)
-        parts: Any = self._spec.split_batch(self._batch, size)  # by a function of the user
-        if not isinstance(parts, Sequence):
-            parts = list(parts)
+        parts = self._spec.split_batch(self._batch, size)
+        parts = parts if isinstance(parts, list) else list(parts)  # a function of the user may be a generator
         if not parts:
-            raise ValueError(f"`split_batch` must return at least one microbatch, got {parts!r}.")
+            raise ValueError("`split_batch` must return at least one microbatch, got none.")
         return parts
 
     def _closure(
