@@ -167,21 +167,19 @@ class DataSpec:
         Args:
             batch: A batch of this dataloader.
         """
-        if type(batch) is tuple and self._counts_by_default():
+        count_samples_, count_tokens = self.get_num_samples_in_batch, self.get_num_tokens_in_batch
+        if (
+            type(batch) is tuple
+            and self._max_seq_len is None
+            and self._count_samples is count_samples
+            and getattr(self._count_tokens, "__func__", None) is _COUNT_TOKENS
+            and getattr(count_samples_, "__func__", None) is _GET_NUM_SAMPLES
+            and getattr(count_tokens, "__func__", None) is _GET_NUM_TOKENS
+        ):
             samples = _common_length(batch)
             if samples is not None:
                 return samples, 0
-        return self.get_num_samples_in_batch(batch), self.get_num_tokens_in_batch(batch)
-
-    def _counts_by_default(self) -> bool:
-        """Return True if nothing of a batch is counted but its samples, and by no function of the user."""
-        return (
-            self._max_seq_len is None
-            and self._count_samples is count_samples
-            and getattr(self._count_tokens, "__func__", None) is _COUNT_TOKENS
-            and getattr(self.get_num_samples_in_batch, "__func__", None) is _GET_NUM_SAMPLES
-            and getattr(self.get_num_tokens_in_batch, "__func__", None) is _GET_NUM_TOKENS
-        )
+        return count_samples_(batch), count_tokens(batch)
 
     def _transform_first(self, batch: Batch) -> Batch:
         """Convert the NumPy arrays of this and all further batches, if the first batch has some."""

@@ -201,10 +201,11 @@ class BatchTrainer:
             The total loss, detached, on the device.
         """
         state, dispatch = self.state, self._dispatch
-        microbatches = self._microbatches = self._split()
+        whole = state.device_train_microbatch_size is None
+        microbatches = self._microbatches = (self._batch,) if whole else self._split()
         self._pass_losses = self.losses if loss_dict is None else loss_dict
         self._pass_losses.clear()
-        self._pass_metrics = self.metrics if loss_dict is None and self.metrics.enabled else None
+        self._pass_metrics = self.metrics if loss_dict is None and state._train_metrics else None
         if self._pass_metrics is not None:
             self._pass_metrics.begin()
         if dispatch.before_train_batch:
