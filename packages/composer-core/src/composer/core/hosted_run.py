@@ -913,7 +913,7 @@ class HostedRun:
         with self._precision:
             state.outputs = model.eval_forward(state.batch) if isinstance(model, ComposerModel) else model(state.batch)
         run_event(Event.EVAL_AFTER_FORWARD)
-        samples, tokens = self._spec.get_num_samples_in_batch(batch), self._spec.get_num_tokens_in_batch(batch)
+        samples, tokens = self._spec.count_batch(batch)
         state.eval_timestamp = state.eval_timestamp.to_next_batch(samples, tokens)
         run_event(Event.EVAL_BATCH_END)
         return state.outputs

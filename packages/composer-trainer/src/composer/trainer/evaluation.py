@@ -166,7 +166,7 @@ class Evaluation:
     def _eval_batch(self, evaluator: Evaluator, batch: Any, metrics: dict[str, Any], tail: PaddingDetector) -> None:
         state, dispatch, spec = self.state, self.engine.dispatch, evaluator.dataloader
         batch = spec.batch_transforms(batch)
-        samples = spec.get_num_samples_in_batch(batch)
+        samples, tokens = spec.count_batch(batch)
         if tail.ends_batch(samples):
             samples -= 1
             if not samples:
@@ -174,7 +174,7 @@ class Evaluation:
                     self._forward_pass.set_filler(spec.microbatch_transforms(state.device.batch_to_device(batch)))
                 return
             batch = spec.split_batch(batch, samples)[0]
-        tokens = spec.get_num_tokens_in_batch(batch)
+            tokens = spec.get_num_tokens_in_batch(batch)
         state.batch = batch
         if dispatch.eval_batch_start:
             dispatch.eval_batch_start()
@@ -286,7 +286,7 @@ def predict(
         with forward:
             for batch in itertools.islice(iter(spec.dataloader), state.dataloader_limit):
                 batch = spec.batch_transforms(batch)
-                samples, tokens = spec.get_num_samples_in_batch(batch), spec.get_num_tokens_in_batch(batch)
+                samples, tokens = spec.count_batch(batch)
                 state.batch = spec.microbatch_transforms(state.device.batch_to_device(batch))
                 engine.run_event(Event.PREDICT_BATCH_START)
                 engine.run_event(Event.PREDICT_BEFORE_FORWARD)
