@@ -63,7 +63,7 @@ _HOOKS = {
 
 
 class AcceleratedRun:
-    """Runs algorithms in a training loop on Accelerate, which stays as it is but for a few lines.
+    """Runs algorithms in a training loop on Accelerate, of which only a few lines change.
 
     Such a loop is::
 
@@ -77,13 +77,13 @@ class AcceleratedRun:
                     scheduler.step()
                     optimizer.zero_grad()
 
-    With the same seed and the same batches the weights equal those of composer's own `Trainer`, bit for bit. Steps of
-    the optimizers announce the events after the backward pass; those that compute several gradients (`SAM`) get them by
-    repeating the passes of the step on the prepared model, with the gradients exchanged between ranks.
+    With the same seed and the same batches the weights equal those of composer's own `Trainer`, bit for bit. The step
+    of an optimizer announces the events after the backward pass. Optimizers that need several gradients per step
+    (`SAM`) get them by repeating the step's passes on the prepared model, with gradients synchronized between ranks.
 
-    `accelerator.save_state` saves the state of the run, of every rank, and the weights that algorithms want to have
-    saved, such as averages; `accelerator.load_state`, before `epochs`, restores both. Training then continues from the
-    batch after the last one that was trained, without reading those before. Save between two steps.
+    `accelerator.save_state` saves the state of the run on every rank, and the weights that algorithms want saved, such
+    as averages; `accelerator.load_state`, before `epochs`, restores both. Training then continues after the last batch
+    that was trained on, without reading the earlier ones. Save between two steps.
 
     Args:
         accelerator: The accelerator: on one device, or with DDP or FSDP2.
@@ -102,7 +102,7 @@ class AcceleratedRun:
 
     Raises:
         ConflictError: Accelerate or one of its features does not support an algorithm.
-        TypeError: `accelerator` is no `Accelerator`, or `model` no module.
+        TypeError: `accelerator` is not an `Accelerator`, or `model` is not a module.
         ValueError: There is no loss; or Accelerate shards the model with FSDP1, or uses DeepSpeed, Megatron-LM, XLA or
             fp8.
 
@@ -146,7 +146,7 @@ class AcceleratedRun:
                 f"`loss=lambda outputs, batch: ...`."
             )
         if accelerator.device_placement and not self._is_sharded and hasattr(model, "to"):
-            model.to(accelerator.device)  # algorithms that change the model find it where it is trained
+            model.to(accelerator.device)  # before algorithms change it: new layers are created on its device
         features = dict(_FEATURES)
         if accelerator.scaler is not None:
             features[WRAPS_OPTIMIZER] = (
@@ -174,10 +174,10 @@ class AcceleratedRun:
         self._clips = [type(each).__name__ for each in clips]
         self._prepared: Any = None
         self._loader: Any = None
-        self._optimizers: list[Any] = []  # of Accelerate
-        self._own: Sequence[Any] = ()  # those of them that algorithms have added
+        self._optimizers: list[Any] = []  # as prepared by Accelerate
+        self._own: Sequence[Any] = ()  # those that algorithms have added
         self._repeating: set[int] = set()  # ids of optimizers that compute several gradients in a step
-        self._passes = 0  # of the step so far
+        self._passes = 0  # in the current step
         self._has_loss = False  # the backward pass is not announced yet
         self._has_stepped = False  # the step is not counted yet
         self._is_trained = False  # the last optimizer has stepped, too
@@ -190,14 +190,14 @@ class AcceleratedRun:
     # ---- before training ----
 
     def prepare(self, *objects: Any) -> tuple[Any, ...]:
-        """Let algorithms change the model and the optimizers, and Accelerate prepare them, like `Accelerator.prepare`.
+        """Let algorithms change the model and the optimizers, then prepare all objects with `Accelerator.prepare`.
 
         Args:
             *objects: The model of the constructor, optimizers, schedulers and data loaders. The first loader has the
-                training data, unless `epochs` is given another. With FSDP2, the model and its optimizers together.
+                training data, unless `epochs` is given another. With FSDP2, pass the model with its optimizers.
 
         Returns:
-            The prepared objects in the same order. Step these optimizers; the last one steps those that algorithms add.
+            The prepared objects in the same order. Step these optimizers; the last one also steps those of algorithms.
 
         Raises:
             RuntimeError: `prepare` was called before.
@@ -230,7 +230,7 @@ class AcceleratedRun:
             handler = accelerator.ddp_handler or DistributedDataParallelKwargs()
             handler.find_unused_parameters = True
             accelerator.ddp_handler = handler
-        # Accelerate knows its own schedulers; their states are in its checkpoints.
+        # Accelerate saves the schedulers itself.
         run.state.schedulers = []
         given, own = iter(changed), changed[len(optimizers) :]
         everything = accelerator.prepare(
@@ -263,10 +263,10 @@ class AcceleratedRun:
     # ---- training ----
 
     def epochs(self, dataloader: Iterable[Any] | None = None) -> Iterator[Iterator[Any]]:
-        """Train: iterate over the epochs that are left, each an iterator over its batches.
+        """Train: iterate over the remaining epochs, each an iterator over its batches.
 
-        The run ends with the iteration; averages of the weights, if there are any, are in the model afterwards. Leaving
-        the loop before, also by an exception, calls `abort`.
+        The run ends with the iteration; afterwards the model has the averaged weights, if there are any. Leaving the
+        loop early, for example with an exception, calls `abort`.
 
         Args:
             dataloader: The training data: batches on the accelerator's device. None: the loader of `prepare`.
@@ -276,7 +276,7 @@ class AcceleratedRun:
             ValueError: There is no training data.
 
         Warns:
-            UserWarning: The run is over, so that nothing is trained.
+            UserWarning: The run is over, so nothing is trained.
         """
         self._check_prepared("epochs")
         run, loader = self.run, self._loader if dataloader is None else dataloader
@@ -298,7 +298,7 @@ class AcceleratedRun:
         try:
             while not run.is_over():
                 yield self._batches(loader)
-                if run.in_epoch:  # the loop has left it early
+                if run.in_epoch:  # the loop left the epoch early
                     self._finish()
                     if not run.is_over():
                         run.end_epoch()
@@ -330,7 +330,7 @@ class AcceleratedRun:
         """Compute the loss of a batch, with all algorithms.
 
         Args:
-            batch: A batch of `epochs`; it is not changed.
+            batch: A batch of `epochs`; not modified.
 
         Returns:
             The scalar for `accelerator.backward`.
@@ -348,7 +348,7 @@ class AcceleratedRun:
                     "`optimizer.step` must follow a backward pass of `run.loss`, whose events algorithms need. Write "
                     "`accelerator.backward(run.loss(batch))`."
                 )
-            # torch.distributed.checkpoint creates the states of optimizers by a step without gradients, at a rate of 0.
+            # torch.distributed.checkpoint initializes the states of optimizers with a step at a learning rate of 0.
             return ((optimizer, _no_passes), {}) if needs_closure(optimizer) else None
         self._after_backward()
         if kwargs.get("closure") is not None or any(each is not None for each in args[1:]):
@@ -367,7 +367,7 @@ class AcceleratedRun:
         return ((optimizer, run.closure(self._again)), {}) if wants else None
 
     def _step_own(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        """Step the optimizers that algorithms have added, which the loop does not know."""
+        """Step the optimizers that algorithms have added, which the loop does not step."""
         for each in self._own if self._has_stepped else ():
             each.step()
             each.zero_grad()
@@ -414,7 +414,7 @@ class AcceleratedRun:
         return original(*args, **kwargs)
 
     def abort(self) -> None:
-        """Leave training with the weights of training, after an exception; `epochs` then continues the run.
+        """Leave training after an exception, with the training weights in the model; `epochs` continues the run.
 
         A step whose optimizers have all stepped is counted, so that its batch is not trained on again.
         """
@@ -426,7 +426,7 @@ class AcceleratedRun:
     # ---- evaluation and saving ----
 
     def evaluation(self, dataloader: Iterable[Any], label: str = "eval") -> AbstractContextManager[None]:
-        """Evaluate in the body: in eval mode, without gradients, with averages if an algorithm keeps them.
+        """Evaluate in the body: in eval mode, without gradients, with averaged weights if an algorithm keeps them.
 
         Args:
             dataloader: The data to evaluate on.
@@ -440,7 +440,7 @@ class AcceleratedRun:
         return self.run.evaluation(dataloader, label)
 
     def eval_forward(self, batch: Any) -> Any:
-        """Compute the outputs of a batch of an evaluation, with all algorithms.
+        """Compute the outputs of an evaluation batch, with all algorithms.
 
         Args:
             batch: A batch on the accelerator's device.
@@ -448,9 +448,9 @@ class AcceleratedRun:
         return self.run.eval_forward(batch)
 
     def saving(self) -> AbstractContextManager[None]:
-        """Save the model in the body, for example with `accelerator.save_model`, with averages if there are any.
+        """Save the model in the body, for example with `accelerator.save_model`: averages, if there are any.
 
-        `accelerator.save_state` needs no such body.
+        `accelerator.save_state` does this itself.
 
         Raises:
             RuntimeError: `prepare` was not called.
@@ -475,7 +475,7 @@ class AcceleratedRun:
                 "saved. Write `if accelerator.sync_gradients:` before it."
             )
         with self.run.saving():
-            for i in range(len(weights)):  # taken before, they are those of training
+            for i in range(len(weights)):  # Accelerate took the training weights
                 weights[i] = self.accelerator.get_state_dict(models[i], unwrap=False)
             if self._is_sharded and any(SWAPS_WEIGHTS in each.placement.provides for each in self.run.state.algorithms):
                 for i, model in enumerate(models):
@@ -483,7 +483,7 @@ class AcceleratedRun:
             torch.save(self.run.state_dict(), self._file(models, folder, self.accelerator.process_index))
 
     def _load(self, models: list[torch.nn.Module], folder: str) -> None:
-        """Restore the state of the run, before Accelerate loads optimizers, which it may change."""
+        """Restore the state of the run, which may change the optimizers, before Accelerate loads them."""
         file = self._file(models, folder, self.accelerator.process_index)
         if not file.exists():  # of a run with fewer processes, or of a loop without algorithms
             file = self._file(models, folder, 0)
@@ -501,7 +501,7 @@ class AcceleratedRun:
 
 
 def _no_passes(*args: Any, **kwargs: Any) -> torch.Tensor:
-    """Compute no gradients: the closure of a step that is no step of training."""
+    """Compute no gradients: the closure of a step that is not a training step."""
     return torch.zeros(())
 
 

@@ -1,4 +1,4 @@
-"""A run inside a training loop that belongs to somebody else: written by hand, or that of another library."""
+"""A run inside an existing training loop: your own, or that of another library."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _GRADIENTS, _EVALUATION = "after a backward pass", "in an evaluation"
 
 
 class HostedRun:
-    """A run inside a training loop that belongs to somebody else: written by hand, or that of another library.
+    """A run inside an existing training loop: your own, or that of another library.
 
     It owns `State` and `Engine`, and announces the events of a run. A loop written by hand stays as short as it was::
 
@@ -70,14 +70,14 @@ class HostedRun:
     `after_loss`, `after_backward`; for each step of the optimizers `after_gradients` and `end_batch`; `end_epoch`,
     `end_fit`. For the same seed and order of batches the weights equal those that a `Trainer` computes.
 
-    Training draws its random numbers from a state of its own, which starts with `seed`, is saved, and is exchanged with
-    the global one from the first batch of an epoch to the end of the epoch, except for evaluations. So neither what the
-    host draws in between nor an evaluation changes a run.
+    Training has a random state of its own, which starts with `seed`, is saved, and replaces the global one from the
+    first batch of an epoch to its end, except during evaluations. So neither evaluations nor random draws of the host
+    in between change a run.
 
     Several batches of the loader may make one step (`accumulate`). Events of the loader (BEFORE_DATALOADER,
     AFTER_DATALOADER) then occur for each of them, those of a batch once per step. An algorithm that draws or chooses
-    once per batch, as `SelectiveBackprop` does, thus does it for each batch of the loader. A batch is trained as a
-    whole, also if an algorithm has cut it into more rows; the `Trainer` splits such batches.
+    once per batch, such as `SelectiveBackprop`, thus does so for each batch of the loader. A batch is trained as a
+    whole, even if an algorithm has cut it into more rows; the `Trainer` splits such batches.
 
     After an exception in the loop, `abort` makes the run ready for another `begin_fit`.
 
@@ -112,8 +112,8 @@ class HostedRun:
         replay_index: While a pass is repeated, its index in the step; otherwise None.
 
     Raises:
-        TypeError: `model` is not a module, `forward` or `loss` is not callable, a callback is none, a scheduler has no
-            `step`, or `dataloader` yields samples.
+        TypeError: `model` is not a module, `forward` or `loss` is not callable, a callback is not a `Callback`, a
+            scheduler has no `step`, or `dataloader` yields samples.
         ValueError: `accumulate` is below 1, `forward` is given without `loss`, or an optimizer shares parameters with
             another.
         ConflictError: The host does not support an algorithm, or two algorithms exclude each other.
@@ -192,7 +192,7 @@ class HostedRun:
         self._random = _RandomStream(state)
         self._precision = _autocast_of(state)
         self._is_taken = self.replays = self._is_announced = self._watches = False
-        self._stepped: str | None = None  # the optimizer that was stepped, by whomever
+        self._stepped: str | None = None  # the optimizer that was stepped, by `step` or the loop
         self._is_distributed = False
         self._loaded: dict[str, Any] | None = None
         self._order = _Order(state)
@@ -207,8 +207,8 @@ class HostedRun:
         self._samples: float = 0
         self._tokens = 0
         self._has_batch = False
-        self._weights: list[float] = []  # of the batches of the step; empty in the loop of a host, which weighs itself
-        self._next = 0  # the index of the next of them
+        self._weights: list[float] = []  # of the batches of the step; empty if the host weights them
+        self._next = 0  # the index of the next one
         self._passes: list[tuple[Any, float, dict[str, torch.Tensor]]] = []  # batch, weight and random state
         self._weight = 1.0
         self._is_first = True
@@ -226,7 +226,7 @@ class HostedRun:
 
     @property
     def find_unused_parameters(self) -> bool:
-        """True if parameters may get no gradient, which `DistributedDataParallel` must be told."""
+        """True if parameters may get no gradient; pass it to `DistributedDataParallel`."""
         return any(algorithm.find_unused_parameters for algorithm in self.state.algorithms)
 
     def reconfigure(
@@ -239,7 +239,7 @@ class HostedRun:
     ) -> None:
         """Replace settings of the host between two calls of `begin_fit`; algorithms keep their states.
 
-        Nothing changes if the new ones are refused.
+        Nothing changes if the new settings are refused.
 
         Args:
             accumulate: As in the constructor, like the others.
@@ -266,11 +266,11 @@ class HostedRun:
     def init(self) -> None:
         """Announce INIT, where algorithms change the model, with random numbers that follow from the seed.
 
-        `take_optimizers`, `load_state_dict` and `begin_fit` do it if it is not done yet. Call it before the optimizers
-        are created, if they are not given to the constructor.
+        `take_optimizers`, `load_state_dict` and `begin_fit` call it if necessary. Call it before creating the
+        optimizers, if they are not given to the constructor.
 
         Raises:
-            RuntimeError: It is done already.
+            RuntimeError: It was called already.
         """
         self._require("init", _CREATED, hint="Create a new `HostedRun` for another run.")
         self._phase = _READY
@@ -336,7 +336,7 @@ class HostedRun:
             self.engine.run_event(Event.AFTER_LOAD)
             self.engine.run_event(Event.FIT_START)
         if self._loaded is not None:
-            # What FIT_START drew was drawn before the run was saved, too.
+            # Undo the draws of FIT_START: they were made before the run was saved, too.
             self._random.load(self._loaded["random"], self._loaded["rank"] == dist.get_global_rank())
             self._loaded = None
         self.replays = any(needs_closure(optimizer) for optimizer in self.state.optimizers)
@@ -373,8 +373,8 @@ class HostedRun:
     def epoch(self) -> Iterator[Any]:
         """Iterate over the batches of an epoch, on the model's device, with the events of the epoch and of loading.
 
-        Inside an epoch, because the run was loaded there, the batches that were trained are drawn and left out. The
-        iteration ends with the loader, or when the run is over.
+        If the run was loaded inside an epoch, the batches that were trained before are drawn and skipped. The iteration
+        ends with the loader, or when the run is over.
 
         Raises:
             RuntimeError: Training has not begun, or a batch was not trained; or the loader yields nothing, so that the
@@ -426,7 +426,7 @@ class HostedRun:
         self.end_epoch()
 
     def _iterate(self, done: int) -> Iterator[Any]:
-        """Start the loader, without the batches that are done, for which no random numbers of training are drawn."""
+        """Start the loader and skip the batches that are done, without drawing random numbers of training for them."""
         now = self._random.current()
         if done and self._order.random:
             self._random.set_current(self._order.random)  # a loader without a generator of its own draws its order
@@ -449,7 +449,7 @@ class HostedRun:
         Raises:
             RuntimeError: Training has not begun, or the last epoch has not ended.
         """
-        if self._phase is not _EPOCH or not self.state.timestamp.batches_in_epoch:  # left in mid-epoch: go on there
+        if self._phase is not _EPOCH or not self.state.timestamp.batches_in_epoch:  # else: continue in mid-epoch
             self._require("begin_epoch", _FIT, hint="Call `begin_fit` before the first, `end_epoch` after each epoch.")
         now = self.state.timestamp
         self._phase = _EPOCH
@@ -597,7 +597,7 @@ class HostedRun:
         return state.loss
 
     def backward(self, loss: Any, backward: Callable[[torch.Tensor], object] | None = None) -> None:
-        """Compute the gradients of a loss, weighed by the part of the batch in its step, and announce AFTER_BACKWARD.
+        """Compute the gradients of a loss, weighted by the batch's share of the step, and announce AFTER_BACKWARD.
 
         Args:
             loss: The result of `loss`.
@@ -704,8 +704,8 @@ class HostedRun:
     ) -> Callable[[], torch.Tensor]:
         """Return the closure for an optimizer that computes the gradients of a step several times.
 
-        Its first call is for the passes that the host runs. Each later call clears the gradients and repeats all
-        passes of the step, with the random numbers that they had drawn.
+        The first call covers the passes that the host runs. Each later call clears the gradients and repeats all passes
+        of the step, with the same random numbers.
 
         Args:
             again: Computes the gradients of a stored batch. None: `backward(loss(batch))`.
@@ -790,7 +790,7 @@ class HostedRun:
         self.engine.run_event(Event.EPOCH_CHECKPOINT)
 
     def catch_up(self, epoch: int) -> None:
-        """Announce the ends of epochs that had ended when the host saved its checkpoint, but were not announced then.
+        """Announce the ends of epochs that were complete when the host saved its checkpoint, but not announced yet.
 
         Args:
             epoch: The number of epochs that have ended.
@@ -818,9 +818,9 @@ class HostedRun:
     def abort(self) -> None:
         """Leave training and evaluation after an exception; `begin_fit` then continues the run.
 
-        The global generators are the host's again, and the model has the weights of training: EVAL_END ends an
-        evaluation, FIT_END is not announced, and averages that were swapped in to be saved are swapped out. The step
-        that was not finished is dropped, with its gradients. Outside of training and evaluation nothing happens.
+        The host gets the global generators back, and the model the weights of training: EVAL_END ends an evaluation,
+        averages that were swapped in for saving are swapped out, and FIT_END is not announced. The unfinished step is
+        dropped, with its gradients. Outside of training and evaluation, nothing happens.
         """
         try:
             if self._phase is _EVALUATION:
@@ -837,7 +837,7 @@ class HostedRun:
                 self._phase = _READY
 
     def _swap_out(self) -> None:
-        """Put the weights of training back, as training does before it goes on."""
+        """Put the weights of training back, as at the start of an iteration."""
         event, state = Event.ITERATION_START, self.state  # only for these algorithms: no iteration starts
         for algorithm in state.algorithms:
             events = declared_events(algorithm)
@@ -892,7 +892,7 @@ class HostedRun:
         try:
             self.engine.run_event(Event.EVAL_STANDALONE_START if is_standalone else Event.EVAL_BEFORE_ALL)
             self.engine.run_event(Event.EVAL_START)
-        except BaseException:  # an algorithm before may have swapped weights
+        except BaseException:  # an earlier algorithm may have swapped weights
             self.end_evaluation()
             raise
 
@@ -940,7 +940,7 @@ class HostedRun:
     def saving(self) -> Iterator[None]:
         """Save the model in the body, with the weights that algorithms want to have saved, such as averages.
 
-        They stay in the model until training goes on. `state_dict` of the run must be taken in the same body.
+        They stay in the model until training continues. Call the run's `state_dict` in the same body.
         """
         self._require("saving", _READY, _FIT, _EPOCH, _GRADIENTS, hint="Finish the pass, or call `init` first.")
         self._saver.is_saving = True
@@ -952,7 +952,7 @@ class HostedRun:
             self._saver.is_saving = False
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what resuming needs beside the model and the optimizers, which the host saves, in plain types.
+        """Return what resuming needs in addition to model and optimizers, which the host saves, in plain types.
 
         Random numbers are those of this rank.
         """
@@ -1016,7 +1016,7 @@ class HostedRun:
     def explain(self) -> Plan:
         """Return the plan of the run: what acts at each event, in which order and why; see `Engine.explain`.
 
-        With the names of the hooks from which the host announces the events.
+        It includes the hooks from which the host announces the events.
         """
         rows = [row for row in self.engine.explain() if row.name != _Saver.__name__]
         hooks = self._hooks
@@ -1076,7 +1076,7 @@ class _WithLoss(ComposerModel):
     def __init__(self, network: torch.nn.Module, forward: Callable[[Any, Any], Any], loss: Callable[..., Any]) -> None:
         super().__init__()
         self.network, self.call = network, forward
-        self.loss = loss  # type: ignore[method-assign]  # itself: algorithms read the signature
+        self.loss = loss  # type: ignore[method-assign]  # unwrapped: algorithms read the signature
 
     def forward(self, batch: Any) -> Any:
         return self.call(self.network, batch)
@@ -1119,7 +1119,7 @@ def forward_inputs(module: Any, batch: Any) -> Any:
 
 
 class TheHost(Algorithm):
-    """Has the effects of features of the host, so that algorithms may exclude them, and does nothing.
+    """Declare the effects of features of the host, so that algorithms may exclude them. It never acts.
 
     Args:
         effects: The effects.
@@ -1135,7 +1135,7 @@ class TheHost(Algorithm):
 
 
 class _Saver(Callback):
-    """Says at checkpoint events that the model is saved, while `HostedRun.saving` runs."""
+    """Report at checkpoint events that the model is saved, while `HostedRun.saving` runs."""
 
     is_saving = False
 
@@ -1184,7 +1184,7 @@ class _RandomStream:
         return self._read() if self._is_inside else self._own
 
     def set_current(self, states: dict[str, torch.Tensor]) -> None:
-        """Set the random state of training, which the global generators have now."""
+        """Set the random state of training, while the global generators have it."""
         self._write({kind: state.cpu() for kind, state in states.items()})
 
     def state_dict(self) -> dict[str, torch.Tensor]:
@@ -1196,7 +1196,8 @@ class _RandomStream:
 
         Args:
             saved: The states.
-            is_own: They are of this rank; otherwise new numbers follow from the seed and the progress of the run.
+            is_own: True if they are of this rank; otherwise the state is derived from the seed and the progress of the
+                run.
         """
         self._own = {kind: state.cpu() for kind, state in saved.items()} if is_own else {}
         self._seed = None if is_own else self._state.seed + self._state.timestamp.batches
@@ -1245,7 +1246,7 @@ class _Order:
             self.random = {}
 
     def end_epoch(self) -> None:
-        """Let the loader go on as after the epoch, also if that was loaded as a whole."""
+        """Restore the generator's state at the end of the epoch, if the run was loaded there."""
         generator = self._generator()
         if generator is not None and self._end is not None:
             generator.set_state(self._end.cpu())
@@ -1287,8 +1288,8 @@ def total_loss(loss: Any) -> torch.Tensor:
     """Return the scalar to differentiate.
 
     Args:
-        loss: A tensor, whose mean it is; a dict, of which the entry "total" is taken, or else the sum of all; or a
-            sequence, which is summed.
+        loss: A tensor, which is averaged; a dict, whose entry "total", or else the sum of all, is used; or a sequence,
+            which is summed.
 
     Raises:
         TypeError: `loss` is something else.

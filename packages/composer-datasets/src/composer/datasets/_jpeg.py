@@ -1,9 +1,9 @@
 """JPEG images of which a rectangle can be decoded at the cost of that rectangle.
 
 A JPEG stores blocks of 8 or 16 pixels one after the other, each relative to the one before, so a decoder must read all
-of them to get at the last. Restart markers end that dependence. `encode_jpeg` puts one after every block, which takes
-5% more bytes, and `index_jpeg` notes where they are; then a rectangle of blocks can be copied out of the file as a
-valid JPEG of its own, without decoding anything. The files are ordinary ones: every decoder reads them.
+of them to reach the last. Restart markers end that dependence. `encode_jpeg` puts one after every block, which takes 5%
+more bytes, and `index_jpeg` notes where they are; then a rectangle of blocks can be copied out of the file as a valid
+JPEG of its own, without decoding anything. The files are ordinary ones: every decoder reads them.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ __all__ = ["Box", "cut_jpeg", "decode_jpeg", "encode_jpeg", "index_jpeg", "jpeg_
 
 _SOF_BASELINE, _SOF_EXTENDED, _DRI, _SOS = 0xC0, 0xC1, 0xDD, 0xDA
 _HEAD = 5  # numbers in an index before the lengths of runs
-_MARKERS = np.tile(np.arange(0xD0, 0xD8, dtype=np.uint8), 2**13)  # they count from 0 to 7 again and again
-_WORTH_CUTTING = 0.8  # of the area: a larger rectangle is decoded as fast with all the rest
+_MARKERS = np.tile(np.arange(0xD0, 0xD8, dtype=np.uint8), 2**13)  # numbered 0 to 7, repeatedly
+_WORTH_CUTTING = 0.8  # of the area: for larger rectangles, decoding the whole image is as fast
 
 
 class Box(NamedTuple):

@@ -32,7 +32,7 @@ RECORD = np.dtype(
         ("kind", "<u4"),
     ]
 )
-"""Fields that a shard has of each image."""
+"""The fields of an image in a shard."""
 
 JPEG, RAW, OTHER = range(3)  # kinds: decoded by simplejpeg; pixels of shape (H, W, 3); decoded by Pillow
 TRAILER = struct.Struct("<QQI4s")  # offset of the records, their number, their crc32, MAGIC

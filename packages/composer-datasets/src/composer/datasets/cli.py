@@ -151,7 +151,7 @@ def _sources(kind: str, root: Path) -> Iterator[tuple[str, ImageSource]]:
 
 @contextmanager
 def _progress(count: int, title: str) -> Iterator[Callable[[int], object]]:
-    """Show a progress bar with the remaining time; a line every minute if the output is no terminal."""
+    """Show a progress bar with the remaining time; a line every minute if the output is not a terminal."""
     often = 0.2 if sys.stderr.isatty() else 60.0
     with tqdm(total=count, desc=title, unit=" images", mininterval=often, maxinterval=often, dynamic_ncols=True) as bar:
         yield bar.update

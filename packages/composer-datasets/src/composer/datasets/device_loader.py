@@ -124,7 +124,7 @@ class DeviceLoader:
         targets: All targets, on the device.
         batch_size: Samples per batch of this rank.
         batch_sizes: Returns the size of a batch by the samples of this rank's share before it in the epoch, for batches
-            of other sizes than `batch_size`, as those of `BatchSizeWarmup`. None: all have `batch_size`.
+            whose size is not `batch_size`, as with `BatchSizeWarmup`. None: all have `batch_size`.
         transform: Makes the batch.
         sampler: Assigns samples to ranks; `sampler.seed` is the seed.
 

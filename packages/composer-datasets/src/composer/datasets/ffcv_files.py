@@ -1,4 +1,4 @@
-"""Loader of the files of FFCV (`.beton`), by the package `ffcv` where it is installed."""
+"""Loader of FFCV files (`.beton`), which needs the package `ffcv`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ __all__ = ["ffcv_loader"]
 def ffcv_loader(path: Path, crop_size: int, resize_size: int, options: Options) -> Any:
     """Return a loader of images of shape (N, 3, crop_size, crop_size), uint8, and labels of shape (N,), int64.
 
-    FFCV decides on order and random crops, so such a run resumes by reading again what it had read, and its evaluation
-    on several ranks may count some samples twice.
+    FFCV determines order and random crops, so a run resumes by reading the earlier batches again, and evaluation on
+    several ranks may count some samples twice.
 
     Args:
         path: A file with the fields `image` and `label`.

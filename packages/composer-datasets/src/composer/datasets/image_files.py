@@ -36,7 +36,7 @@ _COMMAND = "composer-datasets write folder SRC {folder}"
 
 
 class CropDecoder(Protocol):
-    """Protocol of what `ImageFiles` decodes of an image: a rectangle of it, at a size.
+    """Protocol that chooses what `ImageFiles` decodes: a rectangle of an image, at a size.
 
     Attributes:
         size: Height and width of the result.
@@ -137,8 +137,8 @@ class CenterCropDecoder:
 class ImageFiles(Dataset[tuple[Any, int]]):
     """Map-style data set of the images that `composer-datasets write` stored in a folder.
 
-    Files are memory-mapped, and an image is read by its index, so any order is as fast as any other. A copy in a worker
-    process is only the path. `ResumableDataLoader` gives every rank its share, and resumes.
+    Files are memory-mapped, and an image is read by its index, so any order is as fast as any other. Worker processes
+    get only the path. `ResumableDataLoader` gives every rank its share, and resumes.
 
     A `crop` decodes only the rectangle that it draws, at a fraction of the size if the result is small, and resizes it.
     Of JPEGs that were written with `--quality`, `--max-side` or `--short-side`, only the blocks in the rectangle are
@@ -200,8 +200,8 @@ class ImageFiles(Dataset[tuple[Any, int]]):
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[Any, int]]:
         """Return several samples. They are requested from the disk together.
 
-        The steps before decoding are done for all of them first: alternating with the decoder, which evicts the rest
-        from the processor's caches, they would take twice as long.
+        The steps before decoding are done for all of them first: if they alternated with the decoder, which evicts
+        other data from the CPU caches, they would take twice as long.
         """
         found = [self._find(index) for index in indices]
         for shard, record in found:

@@ -230,7 +230,7 @@ def _write_tasks(tasks: Sequence[ShardTask], counter: Any, errors: Any) -> None:
 
 
 def _end_with_parent() -> None:
-    """Exit if the parent process is killed: nobody else would end this one before its work is done."""
+    """Exit if the parent process is killed, instead of finishing the work first."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()

@@ -188,7 +188,7 @@ def _check_sizes(resize_size: int, crop_size: int) -> None:
 
 
 def _decoder(is_train: bool, resize_size: int, crop_size: int) -> CropDecoder:
-    """Return what does for image files what `image_transform` does for Pillow images."""
+    """Return the decoder of image files that corresponds to `image_transform` for Pillow images."""
     _check_sizes(resize_size, crop_size)
     if not is_train:
         return CenterCropDecoder(crop_size, None if resize_size == -1 else resize_size)

@@ -58,7 +58,7 @@ class ResumableDataLoader(DataLoader[Any]):
 
     Attributes:
         batch_sizes: Returns the size of a batch by the samples of this rank's share before it in the epoch, for batches
-            of other sizes than `batch_size`, as those of `BatchSizeWarmup`. None: all have `batch_size`.
+            whose size is not `batch_size`, as with `BatchSizeWarmup`. None: all have `batch_size`.
 
     Raises:
         TypeError: `kwargs` has another argument, such as `sampler`, which this loader sets itself.

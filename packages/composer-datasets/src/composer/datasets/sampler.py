@@ -125,7 +125,7 @@ class ShardSampler(DistributedSampler[Any]):
             batch_size: Samples per batch of this rank, or a function that returns them by the samples before the batch.
 
         Raises:
-            ValueError: The function returned something else than an integer of at least 1.
+            ValueError: The function returned anything but an integer of at least 1.
 
         Example:
             >>> ShardSampler(7, rank=0, world_size=1).batch_bounds(2, batch_size=2)

@@ -32,7 +32,7 @@ _TRUNCATE = 4  # standard deviations
 
 
 def blur_volume(volume: Tensor, sigma: float) -> Tensor:
-    """Return a volume blurred by a Gaussian in each of its three dimensions; beyond its border it is continued.
+    """Return a volume blurred by a Gaussian in each of its three dimensions; its border values are replicated.
 
     Args:
         volume: Shape (C, D, H, W), floating; not modified.

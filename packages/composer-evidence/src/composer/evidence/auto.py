@@ -93,8 +93,8 @@ def run_all(
 ) -> Path:
     """Find out which methods pay on a task, and write a page and recipes into the folder of the ledger.
 
-    The schedule is made in the first sitting and kept in the folder. After a stop, repeat the command to continue; with
-    other hours, methods or numbers of runs it makes another schedule, which shares the runs that are there.
+    The schedule is made in the first call and kept in the folder. After an interruption, repeat the command to
+    continue; with other hours, methods or numbers of runs, it makes a new schedule that reuses the existing runs.
 
     Args:
         runner: Trains the runs.
@@ -130,7 +130,7 @@ def run_all(
 
 
 def _schedule(study: Study, methods: Sequence[str], hours: float, plan: Plan | None) -> Schedule:
-    """Return the schedule of an earlier sitting of the same command, or make one from the time of the first run."""
+    """Return the schedule of an earlier call of the same command, or make one from the time of the first run."""
     runner = study.runner
     asked = {"hours": hours, "methods": list(methods), "plan": None if plan is None else asdict(plan)}
     path = runner.folder / f"schedule-{digest([runner.task_hash, asked])}.json"

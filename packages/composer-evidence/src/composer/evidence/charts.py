@@ -134,14 +134,14 @@ def curves(lines: Mapping[str, Sequence[Sequence[tuple[int, float]]]], title: st
 
 
 class _Axis:
-    """A linear axis from values to places."""
+    """A linear axis from values to positions."""
 
     def __init__(self, low: float, high: float, start: float, end: float) -> None:
         margin = 0.06 * (high - low) or abs(high) * 0.1 or 1.0
         self.low, self.high, self.start, self.end = low - margin, high + margin, start, end
 
     def at(self, value: float) -> float:
-        """Return the place of a value."""
+        """Return the position of a value."""
         return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
 
     def ticks(self) -> list[float]:

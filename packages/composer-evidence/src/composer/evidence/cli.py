@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     chosen = _parser().parse_args(given)
-    logging.getLogger("composer").setLevel(logging.ERROR)  # advice about arguments, for each method and task
+    logging.getLogger("composer").setLevel(logging.ERROR)  # advice about arguments would repeat for each method
     chosen.line = shlex.join([PROGRAM, *_without_places(given)])
     handler: Callable[[argparse.Namespace], None] = chosen.handler
     try:
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _without_places(given: Sequence[str]) -> list[str]:
-    """Return a command line without the folders of this machine, for entries that others read.
+    """Replace the folders in a command line, since others read the entries of the ledger.
 
     >>> _without_places(["tune", "digits", "--data", "/home/me/data", "--out=ledger"])
     ['tune', 'digits', '--data', 'FOLDER', '--out=FOLDER']
@@ -159,7 +159,7 @@ def _shard(text: str) -> tuple[int, int]:
 def _study(chosen: argparse.Namespace, reference: str) -> Study:
     for name in getattr(chosen, "methods", None) or ():
         for member in name.split("+"):
-            class_of(member)  # a misspelt name is an error, and no verdict
+            class_of(member)  # a misspelt name is an error, not a verdict
     runner = Runner(
         reference,
         chosen.out,
@@ -178,7 +178,7 @@ def _plan(chosen: argparse.Namespace) -> Plan:
 
 
 def _given(chosen: argparse.Namespace) -> dict[str, int]:
-    """Return the numbers of the plan that the command line has."""
+    """Return the numbers of the plan that were given on the command line."""
     return {name: value for name in _NUMBERS if (value := getattr(chosen, name, None)) is not None}
 
 

@@ -1,4 +1,4 @@
-"""The ledger: lines of JSON that are only ever added: for each run, for each entry, and for each place of runs."""
+"""The ledger: append-only lines of JSON, one for each run, entry and environment."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class LedgerError(ValueError):
 class Ledger:
     """The file `ledger.jsonl` in a folder.
 
-    Every line is a JSON object with a `kind` ("run", "entry" or "environment") and an `id`, which is a hash of the
-    other values: a line that was changed is refused. Lines are appended with one write, under a lock, and are on the
-    disk when `add` returns; what a kill cut off is ignored. The environment of runs (versions, hardware) is a line of
-    its own, which their lines name.
+    Every line is a JSON object with a `kind` ("run", "entry" or "environment") and an `id`, a hash of the other values,
+    so changed lines are refused. Lines are appended in one write, under a lock, and are on the disk when `add` returns;
+    a line that a kill truncated is ignored. The environment of runs (versions, hardware) is a separate line, to which
+    the lines of runs refer.
 
     Args:
         folder: The folder; made when the first line is added.
@@ -46,7 +46,7 @@ class Ledger:
         self.refresh()
 
     def refresh(self) -> None:
-        """Read the lines that were added since, also by other processes.
+        """Read the lines that this and other processes have added since the last read.
 
         Raises:
             LedgerError: A line was changed.
@@ -105,7 +105,7 @@ class Ledger:
         return (self._whole(line) for line in list(self._lines.values()) if line["kind"] == kind)
 
     def _whole(self, line: dict[str, Any]) -> dict[str, Any]:
-        """Return a line with the environment that it names."""
+        """Return a line with the environment to which it refers."""
         place = self._lines.get(str(line.get("environment")))
         if place is None:
             return line
@@ -167,7 +167,7 @@ def _line(kind: str, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _parse(text: bytes) -> dict[str, Any] | None:
-    """Return a line; None for one that a kill cut off before another process continued."""
+    """Return a line, or None if a kill truncated it."""
     try:
         line: dict[str, Any] = json.loads(text)
     except ValueError:

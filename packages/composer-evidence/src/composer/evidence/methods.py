@@ -31,7 +31,7 @@ class Method:
         kind: Inputs it needs; "any" for all.
         regularizes: True if only training that fits its data can show its effect.
         averages: True if it does not change the training: its weights are scored in the runs of plain.
-        schedules: True if it takes the place of a schedule: the learning rate stays that of plain's peak beside it.
+        schedules: True if it replaces the schedule: it is trained with a constant learning rate, plain's peak.
     """
 
     name: str
@@ -57,7 +57,7 @@ _ALL = (
         {"half_life": Grid(("20ba", "50ba", "150ba"))},
         averages=True,
     ),
-    # The harness recalibrates batch norm: the loaders of tasks cannot be iterated a second time beside training.
+    # The harness recalibrates batch norm, since the loader of a task cannot be iterated again during training.
     Method(
         "LAWA", {"interval": "20ba", "recalibration_batches": 0}, {"num_snapshots": Grid((3, 6), low=1)}, averages=True
     ),
@@ -195,7 +195,7 @@ def training_beside(stack: Sequence[tuple[str, Mapping[str, Any]]], training: An
         training: The optimization of plain; see `composer.evidence.Training`.
 
     Returns:
-        `training`, or the same with a constant learning rate if a method takes the place of its schedule.
+        `training`, or the same with a constant learning rate if a method replaces its schedule.
     """
     return _Constant(training) if any(method_of(name).schedules for name, _ in stack) else training
 

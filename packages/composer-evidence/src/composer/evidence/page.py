@@ -299,7 +299,7 @@ def show_effect(values: dict[str, Any], metric: Metric) -> tuple[str, str]:
 
 
 def conditions(entries: Sequence[dict[str, Any]]) -> str:
-    """Return the conditions of measurements, which stand with every table, as sentences.
+    """Return the conditions of measurements, which are shown with every table, as sentences.
 
     Args:
         entries: Entries of one task; at least one.

@@ -1,4 +1,4 @@
-"""One run: what is trained, and its result, which is a file."""
+"""One run: its description, its training, and its result, which is stored in a file."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ __all__ = [
 ]
 
 _LABEL = "part"  # of the evaluator
-_TEACHER_BUDGETS, _TEACHER_SEED = 4, 60_000  # the first is told by `TEACHER`
+_TEACHER_BUDGETS, _TEACHER_SEED = 4, 60_000  # `TEACHER` states the first
 # Averages that do not bring statistics of batch norm with them.
 _WITHOUT_STATISTICS = frozenset({"LAWA", "SWA", "ScheduleFree"})
 
@@ -96,7 +96,7 @@ class RunSpec:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> RunSpec:
-        """Return the description that `dataclasses.asdict` and JSON made values of."""
+        """Return the description from the values of `dataclasses.asdict`, read back from JSON."""
         stack = tuple((name, dict(arguments)) for name, arguments in values["stack"])
         averages = {label: (name, dict(arguments)) for label, (name, arguments) in values["averages"].items()}
         return cls(**{**values, "stack": stack, "averages": averages})
@@ -115,7 +115,7 @@ class RunResult:
         seconds: Wall-clock time of the whole run.
         peak_bytes: Memory that the training added, at its peak.
         curve: Pairs of a step and the metric on the validation part.
-        message: The error, or the warning that an algorithm changed nothing or should not be used so.
+        message: The error, or the warning that an algorithm changed nothing or is not intended for this use.
         environment: Versions, hardware and hash of the source.
     """
 
@@ -141,14 +141,14 @@ class RunResult:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> RunResult:
-        """Return the result that `as_json` made values of; other keys, such as those of a ledger, are ignored."""
+        """Return the result from the values of `as_json`; other keys, such as those of a ledger, are ignored."""
         names = cls.__dataclass_fields__
         known = {key: value for key, value in values.items() if key in names}
         return cls(**{**known, "spec": RunSpec.from_json(values["spec"])})
 
 
 class SideAverages(Callback):
-    """Averages of the weights that are scored beside them, from one run.
+    """Averages of the weights that are scored in addition to them, in one run.
 
     Each average is an algorithm in an engine of its own, which sees the model and the clock of the run, but not its
     evaluations: the training is the same, bit for bit.
@@ -222,12 +222,12 @@ def execute(task: Task, data: Any, spec: RunSpec, folder: Path | None = None) ->
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             result = _train(task, data, spec, folder)
-    except Exception as error:  # noqa: BLE001 -- the reason is in the result, and the ledger goes on
+    except Exception as error:  # noqa: BLE001 -- the result has the reason, and other runs continue
         where = traceback.extract_tb(error.__traceback__)[-1]
         message = f"{type(error).__name__}: {error} ({Path(where.filename).name}:{where.lineno})"
         result = RunResult(spec, "failed", message=message)
     else:
-        # Averages that are only scored do not meet each other.
+        # Averages that are only scored do not act together.
         unfit = (NoEffectWarning,) if spec.averages else (NoEffectWarning, NotIntendedUseWarning)
         warned = [str(warning.message) for warning in caught if issubclass(warning.category, unfit)]
         result = replace(result, message=warned[0] if warned else "")
@@ -307,7 +307,7 @@ def make_trainer(
 def _teach(task: Task, data: Any, spec: RunSpec, folder: Path | None) -> ComposerModel:
     """Return the teacher of a run: its network, trained with the default settings of its variant.
 
-    All runs of a ledger have the same one. The first trains it, the others wait.
+    All runs of a ledger share one. The first trains it, and the others wait.
     """
     own = replace(
         RunSpec(
@@ -378,9 +378,9 @@ def _evaluate(
 
 @contextmanager
 def hold_machine(*, alone: bool) -> Iterator[None]:
-    """Hold this user's lock of this machine, so that no time is measured while a run is going on.
+    """Hold this user's lock of this machine, so that no step time is measured during another run.
 
-    The process that trains holds it, and not the command: it may outlive a command that is killed.
+    The training process holds it, not the command, since it may outlive a killed command.
 
     Args:
         alone: Wait until no other process holds the lock, and let no other one begin. False: share it.

@@ -1,4 +1,4 @@
-"""Runs in processes of their own, in parallel over the cores or GPUs of this machine, that survive a kill."""
+"""Each run in a separate process, in parallel over the cores or GPUs of this machine; finished runs survive a kill."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class Incomplete(RuntimeError):
 
 
 class Runner:
-    """The runs of one task, and the ledger that has them.
+    """Trains the runs of one task and records them in a ledger.
 
-    The result of each run is a file in `folder/runs`, written when the run ends: whoever is killed loses the runs that
-    were going on, and `results` continues with those that are missing.
+    The result of each run is a file in `folder/runs`, written when the run ends: a kill loses only the runs in
+    progress, and `results` continues with the missing ones.
 
     Args:
         reference: A task: its name, or `module:attribute`.
@@ -157,7 +157,7 @@ class Runner:
             result = read_result(self._file(name))
             if result is None:
                 return None
-            self._record(result)  # of a run whose result was written, when the ledger had no line yet
+            self._record(result)  # an earlier process was killed before it added the line
         return self._known[name]
 
     def _file(self, name: str) -> Path:
@@ -227,7 +227,7 @@ def _run(reference: str, folder: str | None, spec_text: str, file: str, gpu: str
         data = task.data(None if folder is None else Path(folder))
         with hold_machine(alone=False):
             result = execute(task, data, spec, path.parent / "checkpoints")
-    except Exception as error:  # noqa: BLE001 -- of the task itself: it is the same in every attempt
+    except Exception as error:  # noqa: BLE001 -- an error of the task would recur in every attempt
         result = RunResult(spec, "failed", message=f"{type(error).__name__}: {error}")
     write_atomically(path, json.dumps(result.as_json(), allow_nan=False))
 

@@ -56,11 +56,11 @@ def search(
 ) -> Search:
     """Search for the best point, one setting after the other, from a starting point.
 
-    All values of a setting are tried with the best values of the others so far, the next setting follows. With several
-    settings this is repeated with the neighbors of each best value, up to three times, until the best point stays: a
-    learning rate that was best with a short warmup need not be with a long one. While the best value of a numeric grid
-    with two or more values is at an edge, the grid is extended there, up to four times, except beyond its bounds. It is
-    a grid because trials are runs that other steps can share, and because a reader of the ledger can follow it.
+    All values of a setting are tried with the best values of the others so far, then the next setting follows. With
+    several settings, this repeats with the neighbors of each best value, up to three times, until the best point stays:
+    the best learning rate for a short warmup may not be the best for a long one. While the best value of a numeric grid
+    with two or more values is at an edge, the grid is extended there, up to four times, except beyond its bounds. A
+    grid lets other steps reuse the trials, and readers of the ledger follow the search.
 
     Args:
         grid: The values by setting, in the order of the search.

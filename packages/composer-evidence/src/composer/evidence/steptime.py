@@ -1,4 +1,4 @@
-"""The ratio of step times: plain and method take turns in one process, through whole runs."""
+"""The ratio of step times: plain and method alternate in one process, for whole runs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class StepTime:
 
 
 class _Turns(Callback):
-    """Lets the runs of several threads train in turns of some batches, and measures the time of each turn."""
+    """Alternate between the runs of several threads every few batches, and measure the time of each turn."""
 
     def __init__(self, index: int, turns: threading.Condition, shared: dict[str, Any], block: int) -> None:
         self._index, self._turns, self._shared, self._block = index, turns, shared, block
@@ -108,7 +108,7 @@ def step_time(task: Task, data: Any, plain: RunSpec, method: RunSpec, *, repeats
     times = [_interleave(task, data, (plain, method), block, seed) for seed in range(repeats)]
     slow = np.median([pair[1] for pair in times], axis=0).sum()
     base = np.median([pair[0] for pair in times], axis=0).sum()
-    # The medians of parts may lie outside of the whole repeats, if something disturbs one part of each.
+    # The ratio of medians may lie outside the range of the repeats, if something disturbs one part of each.
     ratio = float(slow / base)
     ratios = [ratio, *(float(pair[1].sum() / pair[0].sum()) for pair in times)]
     return StepTime(ratio, min(ratios), max(ratios), float(base), repeats)

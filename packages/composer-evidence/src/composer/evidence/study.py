@@ -1,4 +1,4 @@
-"""A study: tuning, measuring, confirming, ladders and stacks on one task, from runs that are shared and kept."""
+"""A study: tuning, measuring, confirming, ladders and stacks on one task, from runs that are stored and shared."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = ["AA", "Plain", "Plan", "Study"]
 AA = "A/A"
 """The name of the row that compares plain with plain."""
 
-# First seeds: of controls and methods, of confirmations, of tuning, of choosing a stack; A/A has others, of its own.
+# First seeds of controls and methods, of confirmations, of tuning, and of choosing a stack; A/A has its own.
 _MEASURE, _CONFIRM, _TUNE, _STACK = 0, 20_000, 30_000, 40_000
 _AA_OFFSET = 5_000
 _PROBE_STEPS = 4
@@ -109,7 +109,7 @@ class _Candidate:
 
 
 class Study:
-    """The steps of measuring methods on one task. Every step continues from the runs that are there.
+    """The steps of measuring methods on one task. Every step reuses the runs that exist.
 
     Args:
         runner: Trains the runs and keeps the ledger.
@@ -136,7 +136,7 @@ class Study:
         return found
 
     def plain(self, fraction: float = 1.0) -> Plain:
-        """Return the best variant at a budget; its search is done now if it is not in the ledger.
+        """Return the best variant at a budget; search for it if that is not in the ledger yet.
 
         Args:
             fraction: The budget as a fraction of the full one.
@@ -181,7 +181,7 @@ class Study:
     ) -> tuple[str, Search]:
         """Search on validation, and return the id of the entry about it and the result.
 
-        The search is repeated also if there is an entry: its runs are in the ledger, and the entry is the same.
+        The search is repeated even if there is an entry: its runs are in the ledger, so the entry is the same.
 
         Args:
             title: The name of this step in messages.
@@ -307,11 +307,11 @@ class Study:
         return candidates, refused
 
     def _reasons_against(self, names: Sequence[str], plain: Plain) -> dict[str, Verdict]:
-        """Return why methods are not measured; known without training, or from runs of a few steps."""
+        """Return why methods cannot be measured, found without training or from runs of a few steps."""
         reasons, probes = {}, {}
         for name in names:
             members = name.split("+")
-            # An average of the weights may begin after the few steps of the run that tries the others.
+            # An average of the weights may start later than the few steps of the trial run.
             tried = [member for member in members if not method_of(member).averages]
             against = reason_against(self.task, members)
             bases = {self.task.base[member] for member in members if member in self.task.base}
@@ -541,7 +541,7 @@ class Study:
         return costs
 
     def _curves(self, candidate: _Candidate, plain: Plain) -> dict[str, Any]:
-        """Train some runs that are evaluated on the validation part on the way, for the page, and return their ids."""
+        """Train some runs with evaluations on the validation part, for the page, and return their ids."""
         if self.plan.num_curves == 0:
             return {}
         seeds = _seeds(_TUNE, self.plan.num_curves)
@@ -564,7 +564,7 @@ class Study:
     ) -> dict[str, Any] | None:
         """Return when the ladder of a method reaches plain's mean at the full budget, and the same for plain itself.
 
-        The learning rate of a shorter run of the method is that of plain's for the length, times the factor that the
+        The learning rate of a shorter run of the method is that of plain at the same length, times the factor that the
         search found at the full budget.
         """
         times = about.get("step_time")

@@ -61,7 +61,7 @@ class Grid:
 
     Args:
         values: The values. Numbers must be sorted and are extended by the ratio of the two values at the edge.
-        low: No value is below this one. Zero is never multiplied: a grid that begins with 0 has this lower bound.
+        low: No value is below this one. A grid that begins with 0 is not extended downwards.
         high: No value is above this one.
 
     Raises:
@@ -135,7 +135,7 @@ class Task:
         version: The version; results of different versions are never mixed.
         summary: One sentence about it.
         data: Loads the data from a folder, or without one.
-        variants: The opponents of all methods: ways of plain training by name.
+        variants: Ways of plain training by name; methods are compared with the best one.
         metric: The metric by which methods are judged, and its direction.
         steps: The full budget, in optimizer steps.
         ladder: The budgets of plain training as fractions of the full one. It has 1 and a smaller one.

@@ -94,9 +94,9 @@ _SHARDED = {"DEEPSPEED", "MEGATRON_LM", "XLA"}
 
 
 class ComposerMixin(_Trainer):
-    """Runs algorithms inside the `Trainer` of transformers, or one that is built on it.
+    """Run algorithms inside the `Trainer` of transformers, or one that is built on it.
 
-    It goes before the other class, whose arguments stay as they are::
+    List it before the other class, whose arguments stay the same::
 
         class MyTrainer(ComposerMixin, Seq2SeqTrainer):
             pass
@@ -105,23 +105,23 @@ class ComposerMixin(_Trainer):
         MyTrainer(model, args, train_dataset=data, algorithms=[EMA()])
 
     Algorithms that change the model, inputs, gradients, weights or the optimizer need nothing else, nor do those that
-    add to the loss. Those that act on outputs or targets need to see the forward pass and the loss apart: with
-    `compute_loss_func=`, which the `Trainer` of transformers has for that. They find the logits of the model in
-    `state.outputs`, and inputs and targets under keys of the batch, which is a dictionary: use for example
-    `MixUp(input_key="pixel_values", target_key="labels")`. `compute_loss_func` gets the targets of the key "labels";
-    with a further argument `reduction` it serves algorithms that need the loss of each example.
+    add to the loss. Those that act on outputs or targets need a loss that is separate from the forward pass: pass
+    `compute_loss_func=` of the `Trainer` of transformers. They find the logits of the model in `state.outputs`, and
+    inputs and targets under keys of the batch, which is a dictionary: use for example `MixUp(input_key="pixel_values",
+    target_key="labels")`. `compute_loss_func` gets the targets of the key "labels"; with a further argument `reduction`
+    it serves algorithms that need the loss of each example.
 
     With the same seed and the same batches the weights equal those of composer's own `Trainer`, bit for bit, unless
     transformers itself acts as well: by default, it clips gradients and lowers the learning rate.
 
     Models may be sharded by FSDP2: `TrainingArguments(fsdp=True, fsdp_config={"version": 2})`.
 
-    A checkpoint contains the state of the algorithms in files of its own, `composer.pt`, and the weights that
-    algorithms want to have saved, such as averages, which `save_model` saves, too.
-    `train(resume_from_checkpoint=...)` continues from the weights of training, from any step.
+    A checkpoint contains the state of the algorithms, in `composer.pt`, and the weights that algorithms want to have
+    saved, such as averages; `save_model` saves the same weights. `train(resume_from_checkpoint=...)` continues from the
+    weights of training, from any step.
 
     Another call of `train` continues the run, unless there is a `model_init`: algorithms keep their states, and the run
-    becomes longer. After an interruption the model has the weights of training, not averages.
+    is extended. After an interruption the model has the weights of training, not averages.
 
     Args:
         *args: Arguments of the other class.
@@ -135,8 +135,8 @@ class ComposerMixin(_Trainer):
 
     Raises:
         ConflictError: The host or one of its settings does not support an algorithm.
-        ValueError: The model is sharded by something else than FSDP2 or trained by several devices in one process, a
-            setting repeats or interrupts steps, or an algorithm has no key for the parts of a batch that it uses.
+        ValueError: The model is sharded by anything but FSDP2 or trained by several devices in one process, a setting
+            repeats or interrupts steps, or an algorithm has no key for the parts of a batch that it uses.
 
     Example:
         >>> args = transformers.TrainingArguments("out", report_to="none", disable_tqdm=True, use_cpu=True)
@@ -322,7 +322,7 @@ class _Hooks(TrainerCallback):
             self._clear()
 
     def take_optimizer(self) -> None:
-        """Announce BEFORE_LOAD; when resuming, load the state of the run before, unless the model is to be sharded."""
+        """Announce BEFORE_LOAD; when resuming, first load the state of the run, unless the model will be sharded."""
         trainer, run = self._trainer, self.run
         if self._checkpoint is not None and not trainer.is_fsdp_enabled:
             self._load(self._checkpoint)
@@ -334,7 +334,7 @@ class _Hooks(TrainerCallback):
             optimizer.register_step_pre_hook(self._with_closure)
 
     def load_sharded(self) -> None:
-        """Load the state of the run, whose averages are sharded like the weights, which are loaded by now."""
+        """Load the state of the run after the weights of a sharded model: its averages are sharded alike."""
         if self._checkpoint is not None and self._trainer.is_fsdp_enabled:
             self._load(self._checkpoint)
 
@@ -388,7 +388,7 @@ class _Hooks(TrainerCallback):
     def compute_loss(
         self, compute: Callable[..., Any], inputs: Any, return_outputs: bool, *args: Any, **kwargs: Any
     ) -> Any:
-        """Announce BEFORE_FORWARD and what follows from it to BEFORE_BACKWARD."""
+        """Announce the events from BEFORE_FORWARD to BEFORE_BACKWARD."""
         if not self._is_in_pass:
             return compute(inputs, return_outputs, *args, **kwargs)
         run, is_split = self.run, self._compute_loss is not None
@@ -410,7 +410,7 @@ class _Hooks(TrainerCallback):
         return (loss, outputs) if return_outputs else loss
 
     def _compute_split_loss(self, outputs: Any, labels: Any, **kwargs: Any) -> Any:
-        """Announce AFTER_FORWARD and what follows from it around the function of the user."""
+        """Announce the events from AFTER_FORWARD to BEFORE_BACKWARD, around the user's loss function."""
         function, run = self._compute_loss, self.run
         assert function is not None, "it replaces that function"
         if not self._is_in_pass:

@@ -69,15 +69,15 @@ class IgniteRun:
         trainer.run(loader, max_epochs=2)
 
     With the same seed and the same batches the weights equal those of composer's own `Trainer`, bit for bit. An
-    optimizer that computes several gradients in a step (`SAM`) gets them by repeating the passes of the step.
+    optimizer that needs several gradients per step (`SAM`) gets them by repeating the passes of the step.
 
-    `Checkpoint(run.to_save(trainer), ...)` saves the state of the run, and the weights that algorithms want to have
-    saved, such as averages. `Checkpoint.load_objects(run.to_save(trainer), checkpoint)` restores both; `trainer.run`
-    then continues from the batch after the last one that was trained. So does another `trainer.run` after an exception.
+    `Checkpoint(run.to_save(trainer), ...)` saves the state of the run, and the weights that algorithms want saved, such
+    as averages. `Checkpoint.load_objects(run.to_save(trainer), checkpoint)` restores both; `trainer.run` then continues
+    after the last batch that was trained on. So does another `trainer.run` after an exception.
 
     Args:
         model: A `ComposerModel`, which has a loss; or any module, with `loss`.
-        algorithms: The algorithms. They change the model and the optimizer at once.
+        algorithms: The algorithms. They change the model and the optimizer in the constructor.
         optimizer: The optimizer.
         max_duration: The length of the run: a time string, a `Time` or a number of epochs. The trainer is terminated
             when it is reached.
@@ -94,7 +94,7 @@ class IgniteRun:
 
     Raises:
         ConflictError: Ignite does not support an algorithm.
-        TypeError: `model` is no module.
+        TypeError: `model` is not a module.
         ValueError: `optimizer` or `max_duration` is None, there is no loss, or `precision` is fp16.
 
     Example:
@@ -173,7 +173,7 @@ class IgniteRun:
 
     @property
     def find_unused_parameters(self) -> bool:
-        """True if parameters may get no gradient, which `DistributedDataParallel` must be told."""
+        """True if parameters may get no gradient: the argument for `DistributedDataParallel`."""
         return self.run.find_unused_parameters
 
     # ---- the engines ----
@@ -194,14 +194,14 @@ class IgniteRun:
         """Create the engine that trains, like `ignite.engine.create_supervised_trainer`, and announce events from it.
 
         `model_fn` and `loss_fn` are those of the run; `x` and `y` in `output_transform` are the parts of a batch that
-        is a pair, and otherwise both the batch.
+        is a pair; otherwise both are the batch.
 
         Args:
             model: A wrapped form of the model, such as a `DistributedDataParallel`; None: the model.
-            device: Where batches are moved.
+            device: The device to move batches to.
             non_blocking: Move them asynchronously.
             prepare_batch: `prepare_batch(batch, device, non_blocking)` returns the batch for the algorithms.
-            output_transform: Of `x, y, y_pred, loss`, what `engine.state.output` becomes. None: `loss.item()`.
+            output_transform: Computes `engine.state.output` from `x, y, y_pred, loss`. None: `loss.item()`.
             deterministic: Create a `DeterministicEngine`, which seeds the global generators for each epoch.
             amp_mode: "amp" for float16 on CUDA, or None.
             scaler: A `GradScaler` for "amp", or True.
@@ -275,11 +275,11 @@ class IgniteRun:
         """Create an engine that evaluates, like `ignite.engine.create_supervised_evaluator`, with all algorithms.
 
         Args:
-            metrics: Metrics of Ignite, of `(y_pred, y)`.
-            device: Where batches are moved.
+            metrics: Metrics of Ignite, computed from `(y_pred, y)`.
+            device: The device to move batches to.
             non_blocking: Move them asynchronously.
             prepare_batch: `prepare_batch(batch, device, non_blocking)` returns the batch for the algorithms.
-            output_transform: Of `x, y, y_pred`, what `engine.state.output` becomes. None: `(y_pred, y)`.
+            output_transform: Computes `engine.state.output` from `x, y, y_pred`. None: `(y_pred, y)`.
             label: The name of the data.
         """
         options: dict[str, Any] = {} if output_transform is None else {"output_transform": output_transform}
@@ -296,7 +296,7 @@ class IgniteRun:
         return evaluator
 
     def attach_evaluator(self, evaluator: Engine, label: str = "eval") -> None:
-        """Announce evaluations from an engine of one's own, so that it evaluates averages, if an algorithm keeps them.
+        """Announce the evaluations of a custom engine, so that it evaluates averages if an algorithm keeps them.
 
         Args:
             evaluator: The engine.
@@ -330,7 +330,7 @@ class IgniteRun:
         """Announce the events after the backward pass, and give the optimizer a closure if it needs one."""
         run = self.run
         if self._loss is None:
-            return None  # a step of the user's
+            return None  # the user's own step
         self._after_backward()
         run.after_gradients()
         return ((optimizer, run.closure(self._again)), {}) if self._repeats else None
@@ -381,7 +381,7 @@ class IgniteRun:
                     f"epochs of {state.epoch_length} batches, got {state.max_epochs}. Pass `max_epochs={epochs}`."
                 )
         now = run.state.timestamp
-        if self._is_completed and state.iteration == 0:  # after a run that has ended, Ignite counts anew
+        if self._is_completed and state.iteration == 0:  # after a run that has ended, Ignite starts counting again
             self._set_progress(state)
         if state.iteration != now.batch * run.accumulate:
             raise ValueError(
@@ -413,7 +413,7 @@ class IgniteRun:
             engine.terminate()
 
     def _complete(self, engine: Engine) -> None:
-        if engine.state.iteration % self.run.accumulate == 0:  # else another handler has ended it within a step
+        if engine.state.iteration % self.run.accumulate == 0:  # else another handler has ended the run within a step
             self.run.end_fit()
             self._is_training, self._is_completed = False, True
 
@@ -422,23 +422,23 @@ class IgniteRun:
         self._is_interrupted = True
 
     def _continued(self, loader: Any) -> Any:
-        """Return the data of `trainer.run`, without the batches of the epoch that are trained."""
+        """Return the data of `trainer.run`, without the batches of the epoch that were trained on."""
         run = self.run
         done = run.state.timestamp.batch_in_epoch.value * run.accumulate
         if loader is None or self._is_training:
             return loader
         _set_epoch(loader, run)  # workers begin to read before the epoch starts
-        # A `DeterministicEngine` does it itself.
+        # A `DeterministicEngine` skips them itself.
         return _Continued(loader, done) if done and not isinstance(self._trainer, DeterministicEngine) else loader
 
     def _fail(self, trainer: Engine) -> None:
         """After an exception, let the next `trainer.run` continue from the last step that was finished."""
-        trainer._internal_run_generator = None  # else, Ignite would end the next `run` at once
+        trainer._internal_run_generator = None  # else, the next `run` would end immediately
         if self._is_training:
             self._set_progress(trainer.state)
 
     def _set_progress(self, state: Any) -> None:
-        """Let the trainer continue where the run does."""
+        """Set the counters of the trainer to those of the run."""
         run = self.run
         state.iteration = run.state.timestamp.batch.value * run.accumulate
         state.epoch = state.iteration // state.epoch_length
@@ -470,7 +470,7 @@ class IgniteRun:
         """Return the state of the run, without the model and the optimizers.
 
         Raises:
-            RuntimeError: A step is not finished, whose gradients are not saved.
+            RuntimeError: A step is not finished: its gradients would not be saved.
         """
         if self._is_training and self._trainer is not None and self._trainer.state.iteration % self.run.accumulate:
             raise RuntimeError(
@@ -489,12 +489,12 @@ class IgniteRun:
         self.run.load_state_dict(state_dict)
 
     def explain(self) -> Plan:
-        """Return what acts at each event, in which order and why, and what of Ignite announces it."""
+        """Return what acts at each event, in which order and why, and the part of Ignite that announces it."""
         return self.run.explain()
 
 
 class _SavedModel:
-    """The weights of a model that algorithms want to have saved.
+    """The weights of a model that algorithms want saved.
 
     Args:
         run: The run.
@@ -513,11 +513,11 @@ class _SavedModel:
 
 
 class _Continued:
-    """A loader whose first iteration leaves out the batches that are trained.
+    """A loader whose first iteration skips the batches that were trained on.
 
     Args:
         loader: The loader.
-        done: The number of batches that are trained.
+        done: The number of batches that were trained on.
     """
 
     def __init__(self, loader: Any, done: int) -> None:
@@ -532,7 +532,7 @@ class _Continued:
 
 
 def _whole(loader: Any) -> Any:
-    """Return the loader of which the trained batches are left out."""
+    """Return the loader that a `_Continued` wraps, or the loader itself."""
     return loader.loader if isinstance(loader, _Continued) else loader
 
 
@@ -548,13 +548,13 @@ def _run_finally(
     change: Callable[[Any], Any] = lambda data: data,
     fail: Callable[[], None] = lambda: None,
 ) -> None:
-    """Call `leave` after each `engine.run`, also if it fails: a handler of EXCEPTION_RAISED would hide the error.
+    """Call `leave` after each `engine.run`, even if it fails: a handler of EXCEPTION_RAISED would hide the error.
 
     Args:
         engine: The engine.
-        leave: What is called.
-        change: What is done with the data of `engine.run`.
-        fail: What is called before, after an exception.
+        leave: Called at the end.
+        change: Applied to the data of `engine.run`.
+        fail: Called before `leave`, after an exception.
     """
     original = engine.run
 

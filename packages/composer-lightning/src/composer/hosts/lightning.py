@@ -85,8 +85,8 @@ class ComposeCallback(pl.Callback):
     """Runs algorithms inside the `Trainer` of Lightning: `Trainer(callbacks=[ComposeCallback([EMA()])])`.
 
     Algorithms that change the model, the batch, gradients, weights or the optimizer need nothing else. Those that act
-    on outputs, targets or the loss need to see the forward pass and the loss apart, which takes two functions here and
-    one line in the module::
+    on outputs, targets or the loss need the forward pass and the loss as separate functions (`forward` has a default),
+    and one line in the module::
 
         class Net(LightningModule):
             def training_step(self, batch, batch_idx):
@@ -97,12 +97,12 @@ class ComposeCallback(pl.Callback):
         Trainer(callbacks=[ComposeCallback([MixUp(), EMA()], loss=loss)])
 
     With the same seed and the same batches the weights equal those of composer's own `Trainer`, bit for bit.
-    Checkpoints of Lightning contain the state of the algorithms, and the weights that algorithms want to have saved,
-    such as averages; `trainer.fit(ckpt_path=...)` resumes both, exactly from the end of an epoch.
+    Checkpoints of Lightning contain the state of the algorithms, and the weights that algorithms want saved, such as
+    averages; `trainer.fit(ckpt_path=...)` restores both, and is exact from the end of an epoch.
 
-    Another `fit` of the module, also by another `Trainer` with other settings, continues the run: algorithms keep their
-    states, and the run is longer by the epochs of that `fit`. After an interruption, the model has the weights of
-    training, not averages, and can be fitted again; an epoch that was interrupted counts as one.
+    Another `fit` of the module, even by another `Trainer` with other settings, continues the run: algorithms keep their
+    states, and the run is longer by the epochs of that `fit`. After an interruption, the model has the training
+    weights, not averages, and can be fitted again; an interrupted epoch counts as a full one.
 
     With gradient accumulation, events of the loader occur for each of its batches, and optimizers that need several
     gradients per step (`SAM`) get those of all batches of the step.
@@ -122,7 +122,7 @@ class ComposeCallback(pl.Callback):
     Raises:
         ConflictError: Lightning does not support an algorithm, an algorithm needs `loss`, or two exclude each other. In
             `setup`, if an option or a callback of Lightning's `Trainer` conflicts with an algorithm.
-        TypeError: `algorithms` has other objects, or `forward` or `loss` is not callable.
+        TypeError: `algorithms` contains other objects, or `forward` or `loss` is not callable.
         ValueError: `forward` is given without `loss`. In `setup`, if the optimization is manual, the strategy shards
             the model, the run has no length, there is another `ComposeCallback`, or `StochasticWeightAveraging` or a
             `Tuner` is used.
@@ -185,14 +185,14 @@ class ComposeCallback(pl.Callback):
     # ---- before training ----
 
     def _check_algorithms(self) -> None:
-        """Raise an error for what no `Trainer` of Lightning supports."""
+        """Raise an error for algorithms that no `Trainer` of Lightning supports."""
         for algorithm in self._algorithms:
             if DROPS_PIXELS in algorithm.placement.provides and Event.FIT_START in (algorithm.events or ()):
                 raise ConflictError(
                     f"`{type(algorithm).__name__}` changes the transforms of the data set. {_TRANSFORM}"
                 )
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the run of `setup` warns
+            warnings.simplefilter("ignore")  # the run that `setup` creates warns
             HostedRun(
                 torch.nn.Identity(),
                 self._algorithms,
@@ -308,7 +308,7 @@ class ComposeCallback(pl.Callback):
             state.dataloader_len = -(-int(length) // trainer.accumulate_grad_batches)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Announce AFTER_LOAD, FIT_START and, when resuming, the ends of epochs that are missing."""
+        """Announce AFTER_LOAD, FIT_START and, when resuming, missing ends of epochs."""
         run = self._run()
         self._set_loader(trainer)
         if not self._is_resumed:  # Lightning starts an epoch, so one that was interrupted is over
@@ -361,7 +361,7 @@ class ComposeCallback(pl.Callback):
         self._run().after_backward()
 
     def _log(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-        """Log a value, unless a pass is repeated, whose weights are not those of training."""
+        """Log a value, except in repeated passes, whose weights are not the training weights."""
         if self._run().replay_index is None:
             original(*args, **kwargs)
 
@@ -400,7 +400,7 @@ class ComposeCallback(pl.Callback):
             self._counted = trainer.global_step
             self._steps.clear()
             run.end_batch()
-        if trainer.enable_validation:  # Lightning iterates the loader, which draws, before `on_validation_start`
+        if trainer.enable_validation:  # Lightning iterates the loader, which draws a seed, before `on_validation_start`
             run.pause()
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -444,7 +444,7 @@ class ComposeCallback(pl.Callback):
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Add the state of the run, and the weights that algorithms want to have saved."""
+        """Add the state of the run, and the weights that algorithms want saved."""
         if self._has_run_of(pl_module):
             run = self._run()
             self._save_weights(trainer, checkpoint)
@@ -452,12 +452,12 @@ class ComposeCallback(pl.Callback):
                 checkpoint[_KEY] = {**run.state_dict(), "before": self._before}
 
     def _on_save_checkpoint(self, original: Callable[..., Any], checkpoint: dict[str, Any]) -> None:
-        if _KEY not in checkpoint and self._trainer is not None:  # weights only: Lightning does not ask callbacks
+        if _KEY not in checkpoint and self._trainer is not None:  # weights only: Lightning does not call callbacks
             self._save_weights(self._trainer, checkpoint)
         original(checkpoint)
 
     def _save_weights(self, trainer: pl.Trainer, checkpoint: dict[str, Any]) -> None:
-        """Replace the weights that Lightning has taken by those that algorithms want to have saved."""
+        """Replace the weights that Lightning has taken by those that algorithms want saved."""
         with self._run().saving():
             weights = trainer.strategy.lightning_module_state_dict()
             checkpoint["state_dict"] = {name: value.detach().clone() for name, value in weights.items()}
@@ -473,7 +473,7 @@ class ComposeCallback(pl.Callback):
     # ---- the end ----
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        """Leave training or an evaluation with the weights of training, so that the module can be fitted again."""
+        """Leave training or an evaluation with the training weights, so that the module can be fitted again."""
         self.teardown(trainer, pl_module, "fit")  # Lightning does not call it
         if self.run is not None:
             self.run.abort()

@@ -109,8 +109,8 @@ class Runs:
             allows it. A short run before the first one compiles, too; what later seeds compile counts as training time.
         progress: Show a progress bar for each training run.
         save_folder: A folder, or the URI of one in a store, to which each run is saved when it is evaluated. The same
-            command continues from there if it is interrupted. Runs with other options are saved beside. None: runs are
-            not saved.
+            command continues from there if it is interrupted. Runs with other options are saved separately. None: runs
+            are not saved.
     """
 
     seeds: int = 1

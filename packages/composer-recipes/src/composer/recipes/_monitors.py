@@ -43,7 +43,7 @@ class RunMemory(InMemoryLogger):
 
 
 class RunMonitor(LoggerDestination):
-    """Measures the training time without evaluations, and counts passes and calls of algorithms.
+    """Measure the training time without evaluations, and count passes and calls of algorithms.
 
     It synchronizes with the device when it starts or stops the clock, so that the time covers all training work and
     nothing else. Its values are in the checkpoints of the run.
@@ -53,7 +53,7 @@ class RunMonitor(LoggerDestination):
         passes: Number of forward and backward passes over a batch.
         train_seconds: Wall-clock time of training.
         tested_at: `train_seconds` at each evaluation.
-        seconds_before: Wall-clock time of the run in former processes, until its checkpoint.
+        seconds_before: Wall-clock time of the run in earlier processes, until its checkpoint.
     """
 
     accepts_deferred: ClassVar[bool] = True
@@ -84,7 +84,7 @@ class RunMonitor(LoggerDestination):
         self.tested_at, self.seconds_before = state["tested_at"], state["seconds"]
 
     def fit_start(self, state: State, logger: Logger) -> None:
-        if state.timestamp.batch_in_epoch.value:  # a resumed run does not start its epoch again
+        if state.timestamp.batch_in_epoch.value:  # a resumed run does not restart its epoch
             self._start(state)
 
     def log_traces(self, traces: dict[str, Any]) -> None:

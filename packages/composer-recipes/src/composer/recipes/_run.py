@@ -78,7 +78,7 @@ def compare(recipes: Sequence[Recipe], runs: Runs | None = None, *, folder: Path
 
 
 class Comparison:
-    """Training of several recipes that take turns, seed by seed, so that a slower machine slows all of them down.
+    """Train several recipes in turn, seed by seed, so that a slowdown of the machine affects all of them.
 
     The constructor checks the recipes; `run` trains.
 
@@ -179,7 +179,7 @@ class _Session:
         return self.folder / f"{self.recipe.name}-seed{seed}"
 
     def remove_records(self) -> None:
-        """Remove this recipe's records of an earlier comparison, unless its runs may go on."""
+        """Remove this recipe's records of an earlier comparison, unless its runs may be resumed."""
         if self.folder is not None and self.settings.save_folder is None and dist.get_global_rank() == 0:
             for record in self.folder.glob(f"{glob.escape(self.recipe.name)}-seed*/run-rank*.jsonl"):
                 record.unlink()
@@ -221,7 +221,7 @@ class _Session:
             return _profile_run(lambda profiler: self._trainer(seed, batches, [], profiler=profiler), folder)
 
     def _saving(self, seed: int) -> dict[str, Any]:
-        """Return arguments of the Trainer with which a run is saved, and goes on where it was."""
+        """Return the arguments of the Trainer that save and resume a run."""
         recipe, settings = self.recipe, self.settings
         if settings.save_folder is None:
             return {}

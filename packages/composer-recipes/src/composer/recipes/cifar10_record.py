@@ -43,7 +43,7 @@ class Network:
 
 @dataclass(frozen=True)
 class Training:
-    """SGD with Nesterov momentum whose biases have a learning rate of their own; all learning rates fall linearly to 0.
+    """SGD with Nesterov momentum and a separate learning rate for biases; all learning rates fall linearly to 0.
 
     The learning rates are those of the records, for the mean of the loss over a batch instead of its sum.
 

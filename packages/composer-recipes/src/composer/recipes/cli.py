@@ -196,7 +196,7 @@ def make_parser(task: Task) -> ArgumentParser:
 
 
 def make_recipes(task: Task, parser: ArgumentParser, options: Namespace) -> list[Recipe]:
-    """Return the plain recipe, unless there shall be no comparison, and the composed one if there are algorithms.
+    """Return the plain recipe, unless comparison is off, and the composed one if there are algorithms.
 
     Args:
         task: The task.

@@ -1,4 +1,4 @@
-"""Search for recorded runs."""
+"""Find recorded runs."""
 
 from __future__ import annotations
 

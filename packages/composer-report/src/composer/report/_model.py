@@ -41,7 +41,7 @@ class Evaluation:
     Attributes:
         label: The label of the evaluator.
         step: Number of trained batches.
-        seconds: Seconds from the begin of the run to the end of the evaluation.
+        seconds: Seconds from the start of the run to the end of the evaluation.
         duration: Seconds that it took.
         batches: Number of evaluated batches.
         samples: Number of evaluated samples, summed over all ranks.
@@ -193,7 +193,7 @@ class Run:
         name: The run's name.
         group: The group of runs it belongs to, such as the seeds of a recipe, or None.
         seed: The seed of rank 0.
-        started: Begin of the first attempt, in UTC. None: unknown.
+        started: Start of the first attempt, in UTC. None: unknown.
         seconds: Its duration, without the time between an attempt and its resumption.
         status: "finished", "stopped" (before its end), "crashed", "unfinished" (killed, or still running) or "unused"
             (never trained).
@@ -201,7 +201,7 @@ class Run:
         batches: Number of trained batches.
         epochs: Number of finished epochs.
         max_duration: The requested duration, such as "10ep".
-        environment: Machine and versions.
+        environment: The machine and versions.
         model: The model's class and size.
         hyperparameters: By name.
         metrics: By name.

@@ -1,4 +1,4 @@
-"""Reading of a recorded run."""
+"""Read a recorded run."""
 
 from __future__ import annotations
 

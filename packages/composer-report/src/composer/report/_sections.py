@@ -231,7 +231,7 @@ def _bars(run: Run, row: int, slot: int, spans: list[tuple[int, int, str]]) -> d
 
 
 def _span_xs(run: Run, first: np.ndarray, last: np.ndarray) -> dict[str, Any]:
-    """Return begin and length of spans in batches and epochs."""
+    """Return the start and length of spans in batches and epochs."""
     xs: dict[str, Any] = {"batch": {"base": packed(first), "length": packed(last - first)}}
     starts, ends = epochs_at(run, first), epochs_at(run, last)
     if starts is not None and ends is not None:

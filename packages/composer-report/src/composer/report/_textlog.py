@@ -1,4 +1,4 @@
-"""Reading of the text log of a `FileLogger`."""
+"""Read the text log of a `FileLogger`."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ __all__ = ["AlternatingFlip", "FlippedDataset", "compute_flip_parities", "flip_b
 def compute_flip_parities(num_samples: int, seed: int = 42) -> torch.Tensor:
     """Return the parity of the hash h of each sample, which decides in which epochs its image is mirrored.
 
-    h is the number that the last 8 hexadecimal digits of md5(str(n * seed)) denote. So sample 0 has the same hash for
+    h is the value of the last 8 hexadecimal digits of md5(str(n * seed)). So sample 0 has the same hash for
     every seed. One hash takes about a microsecond: compute them once per data set.
 
     Args:
@@ -55,7 +55,7 @@ def compute_flip_parities(num_samples: int, seed: int = 42) -> torch.Tensor:
 
 
 def flip_batch(images: torch.Tensor, parities: torch.Tensor, epoch: int | torch.Tensor) -> torch.Tensor:
-    """Mirror the images of a batch whose turn it is: those with an even h + epoch.
+    """Mirror the images of a batch that have an even h + epoch.
 
     Two consecutive epochs hold every image once as it is and once mirrored.
 
@@ -69,7 +69,7 @@ def flip_batch(images: torch.Tensor, parities: torch.Tensor, epoch: int | torch.
         The images, of which those with an even h + epoch are mirrored along W.
 
     Raises:
-        ValueError: `images` has fewer than two dimensions, or `parities` not one value per image.
+        ValueError: `images` has fewer than two dimensions, or `parities` does not have one value per image.
         TypeError: `epoch` is not an integer.
 
     Example:
@@ -94,8 +94,8 @@ def flip_batch(images: torch.Tensor, parities: torch.Tensor, epoch: int | torch.
 class FlippedDataset(Subset[Any]):
     """A view of a data set in which each image is mirrored in every other epoch; see `flip_batch`.
 
-    It is a `Subset` of all samples. The epoch is in shared memory, so the workers of a loader know it too, also those
-    that live longer than an epoch. `AlternatingFlip` makes one for the training loader.
+    It is a `Subset` of all samples. The epoch is in shared memory, so the workers of a loader know it too, even
+    persistent ones. `AlternatingFlip` makes one for the training loader.
 
     Args:
         dataset: A data set with a length and an image in each sample: a tensor of shape (..., W) or a Pillow image.
@@ -187,8 +187,8 @@ _ADVICE = (
 class AlternatingFlip(Algorithm):
     """Mirrors each training image in every other epoch, half of the images in the even epochs.
 
-    With random flips, two consecutive epochs hold half of the images twice the same way. With alternating flips, they
-    hold each image once each way. Which epochs are those of an image, a hash of its index in the data set decides; see
+    With random flips, two consecutive epochs show half of the images the same way twice. With alternating flips, they
+    show each image once each way. A hash of its index in the data set decides in which epochs an image is mirrored; see
     `flip_batch`. So nothing is random: a resumed run sees the same images, whatever the workers and the number of
     ranks.
 
@@ -204,17 +204,17 @@ class AlternatingFlip(Algorithm):
     static: the model and the shapes do not change.
 
     **When not to use it** left and right mean something, as in text or digits; targets have positions, such as masks or
-    boxes, which would not follow; the transforms of the data set already flip images at random; or the run has one
+    boxes, which would not be mirrored; the transforms of the data set already flip images at random; or the run has one
     epoch, where it is a random flip.
 
     Args:
         seed: The seed of the hash. Sample 0 is mirrored in even epochs for each seed.
         image_key: Position of the image in a sample of the data set, before samples are collated to batches; see
-            `FlippedDataset`. Stored images have no position: the default.
+            `FlippedDataset`. For stored images, leave the default.
 
     Raises:
-        TypeError: `seed` is not an integer; or the training loader is no `DataLoader` of a data set with a length, and
-            stores no images.
+        TypeError: `seed` is not an integer; or the training loader is not a `DataLoader` of a data set with a length
+            and does not store images.
         ValueError: An evaluator uses the training loader itself, whose images would be mirrored too.
 
     Warns:

@@ -64,8 +64,8 @@ def estimate_noise_scale(
     """Estimate the simple noise scale from the norms of gradients of small and large batches.
 
     The noise scale `tr(S) / |G|^2`, with the covariance S of the gradients of single examples and their mean G, is
-    about the batch size up to which twice the examples save nearly half of the steps. With the squared norms of the
-    mean gradients of b and of B examples,
+    about the batch size up to which doubling it saves nearly half of the steps. With the squared norms of the mean
+    gradients of b and of B examples,
 
         tr(S) = (|g_b|^2 - |g_B|^2) / (1/b - 1/B)        |G|^2 = (B |g_B|^2 - b |g_b|^2) / (B - b)
 
@@ -167,7 +167,7 @@ class WarmupBatchSampler(Sampler[list[int]]):
 
 
 class _Sizes:
-    """The sizes of the batches of a loader that makes batches of any size; attributes as of `WarmupBatchSampler`."""
+    """The batch sizes of a loader that makes batches of any size; attributes as in `WarmupBatchSampler`."""
 
     def __init__(self, plan: dict[str, Any]) -> None:
         self.plan, self.samples_before = plan, 0
@@ -181,7 +181,7 @@ class BatchSizeWarmup(Algorithm):
 
     At FIT_START the batch sampler of the training loader is replaced by a `WarmupBatchSampler`, or the `batch_sizes` of
     a loader of `composer.datasets` are set. The size of a batch follows from the number of samples drawn before it; see
-    `compute_batch_size`. The order of the samples is unchanged, and so are batches after the warmup, but for where they
+    `compute_batch_size`. The order of the samples is unchanged, and batches after the warmup differ only in where they
     begin. An epoch has more batches than without the warmup.
 
     Batches are split into microbatches as always: `device_train_microbatch_size` limits the memory, and a larger batch
@@ -194,7 +194,7 @@ class BatchSizeWarmup(Algorithm):
     `DeviceLoader` or `ResumableDataLoader` of `composer.datasets`. Resumption is exact on the same number of ranks. The
     plan, of b, B and D, is saved: another `max_duration` does not change it.
 
-    **Events** INIT; FIT_START; EPOCH_START; BATCH_START, where the size is logged; FIT_END, from where on the loader
+    **Events** INIT; FIT_START; EPOCH_START; BATCH_START, where the size is logged; FIT_END, after which the loader
     makes batches of full size. **Reads** the timestamp, the length of the run. **Writes** the batch sampler or the
     `batch_sizes` of `state.dataloader`; `state.dataloader_len` and `state.samples_per_epoch`. **Cost** none.
     **Compilation** each size may recompile a compiled model: choose "doubling", so that few sizes occur, or
@@ -202,17 +202,17 @@ class BatchSizeWarmup(Algorithm):
 
     **Logs** `batch_size_warmup/batch_size`, of one rank.
 
-    After an exception in a run, its loader keeps the small batches, for a `fit` that goes on. Make a new loader for
-    other runs.
+    After an exception, the loader keeps making small batches, so that another `fit` can continue. Create a new loader
+    for other runs.
 
     **When not to use it** steps per second are limited by something that does not depend on the batch, such as
     communication; the loader's batch size is below the noise scale from the start.
 
     Args:
-        initial_batch_size: The size b at the start, of one rank like the loader's `batch_size`, the size B at the end.
+        initial_batch_size: The size b at the start, per rank like the loader's `batch_size`, the size B at the end.
         duration: The length of the warmup: samples of all ranks ("100000sp"), epochs ("2ep"), or a fraction of a run
             that is measured in one of these ("0.3dur").
-        shape: How the size grows: "linear", or "doubling" at equal distances.
+        shape: How the size grows: "linear", or "doubling" at equal intervals.
         multiple_of: Sizes between b and B are multiples of this. None: of `device_train_microbatch_size`, so that all
             microbatches are full.
 
@@ -249,7 +249,7 @@ class BatchSizeWarmup(Algorithm):
         self.duration, self.shape = _parse_duration(duration), shape
         self.multiple_of = None if multiple_of is None else plain_number(multiple_of)
         self._plan: dict[str, Any] | None = None  # the arguments of `compute_batch_size`, for one rank
-        self._uses_all = True  # all batches of the loader, not only the first of an epoch
+        self._uses_all = True  # an epoch has all batches of the loader, not only the first
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Replace the batch sampler, set the number of samples before the epoch, or log the size."""
@@ -304,7 +304,7 @@ class BatchSizeWarmup(Algorithm):
             object.__setattr__(loader, "batch_sampler", sampler)
 
     def _warn_of_changes(self, loader: Any) -> None:
-        """Warn of arguments that differ from those of the plan, which a checkpoint holds."""
+        """Warn about arguments that differ from the plan, which may be that of a checkpoint."""
         plan = self._plan or {}
         given = {"initial": self.initial_batch_size, "final": _check_loader(loader), "shape": self.shape}
         changed = [f"{name} {value!r}, not {plan[name]!r}" for name, value in given.items() if plan[name] != value]
@@ -402,10 +402,10 @@ def _check_loader(loader: Any) -> int:
 
 
 def _sampler_of(loader: Any) -> Any:
-    """Return what decides on the sizes of the batches of a loader."""
+    """Return the object that sets the batch sizes of a loader."""
     return loader.batch_sizes if hasattr(loader, "batch_sizes") else loader.batch_sampler
 
 
 def _num_shards(state: State) -> int:
-    """Return into how many parts the samples are split: one per rank, or per group of tensor-parallel ranks."""
+    """Return the number of parts of the samples: one per rank, or per group of tensor-parallel ranks."""
     return dist.get_world_size() // (1 if state.tp_config is None else int(state.tp_config.tensor_parallel_degree))

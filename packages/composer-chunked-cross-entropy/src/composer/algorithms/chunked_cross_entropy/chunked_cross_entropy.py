@@ -113,7 +113,7 @@ def _check_model(model: Any) -> None:
 
 
 def _check_loss(loss: Any, settings: Mapping[str, Any]) -> None:
-    """Check that the loss of a `ModuleWithLoss` is the one that replaces it; a function of the user's may be.
+    """Check that the loss of a `ModuleWithLoss` is the one that replaces it, unless it is a custom function.
 
     Raises:
         ValueError: It is another loss of torch, or a cross-entropy with other settings.
@@ -173,8 +173,8 @@ class ChunkedCrossEntropy(Algorithm):
     In training, `state.outputs` is `{"loss": ...}`: there are no logits for training metrics, which are refused, and
     for algorithms that need them. Metrics of evaluation have logits.
 
-    The loss is a mean over the labels of the microbatch, as it is without this algorithm. Where their number differs
-    between microbatches or ranks, the loop must weigh microbatches by their tokens, as the Trainer does with
+    The loss is a mean over the labels of the microbatch, as it is without this algorithm. If their number differs
+    between microbatches or ranks, the loop must weight microbatches by their tokens, as the Trainer does with
     `accumulate_train_batch_on_tokens=True`; then several microbatches equal one batch. A microbatch without labels has
     the loss 0.
 
@@ -194,7 +194,7 @@ class ChunkedCrossEntropy(Algorithm):
         ignore_index: The label of tokens that do not count.
         shift_labels: Predict the labels of the next tokens. None: as `shift_labels` of the model, which
             `HuggingFaceModel` has, and False for other models.
-        label_smoothing: See `compute_chunked_cross_entropy`. Only in training, as `z_loss`.
+        label_smoothing: See `compute_chunked_cross_entropy`. Only in training, like `z_loss`.
         z_loss: See `compute_chunked_cross_entropy`. Included in the loss.
         chunk_size: Tokens per chunk. None: see `compute_chunked_cross_entropy`.
         kernel: "torch", "liger" or None; see `compute_chunked_cross_entropy`.
@@ -252,7 +252,7 @@ class ChunkedCrossEntropy(Algorithm):
         self._head: ChunkedHead | None = None
         self._hides_labels = False
         self._batch: Any = None  # the batch with labels, during the forward pass
-        self._replaced = False  # the `loss` of the model, while it is called
+        self._replaced = False  # `loss` of the model is replaced, while it is called
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Change the head, or compute the loss in it."""
@@ -267,7 +267,7 @@ class ChunkedCrossEntropy(Algorithm):
             state.batch = self._batch
             self._reset(state)
         elif event is Event.BEFORE_LOSS:
-            # The loop calls it with outputs of which it could make no loss.
+            # The loop calls `loss` with these outputs, from which the model could not compute it.
             unwrapped_model(state.model).loss = partial(_given, state.outputs["loss"])  # type: ignore[assignment]
             self._replaced = True
         else:
@@ -309,7 +309,7 @@ class ChunkedCrossEntropy(Algorithm):
         self._head, self._hides_labels = head, owner is not None
 
     def _give_targets(self, state: State) -> None:
-        """Give the head its targets, and hide labels from a model that would compute a loss of them."""
+        """Give the head its targets, and hide labels from a model that would compute a loss from them."""
         assert self._head is not None, "INIT was announced"
         batch = self._batch = state.batch
         targets, _ = labels_and_mask(batch, self.target_key)
@@ -320,7 +320,7 @@ class ChunkedCrossEntropy(Algorithm):
             state.batch = {key: value for key, value in batch.items() if key != "labels"}
 
     def _reset(self, state: State) -> None:
-        """Undo what belongs to a pass."""
+        """Remove the targets and the batch of a pass, and restore `model.loss`."""
         self._batch = None
         if self._head is not None:
             self._head.targets = self._head.loss = None

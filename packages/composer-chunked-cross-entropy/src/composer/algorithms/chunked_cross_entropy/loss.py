@@ -40,7 +40,7 @@ def compute_chunked_cross_entropy(
 ) -> torch.Tensor:
     """Return `cross_entropy(linear(hidden, weight, bias), targets)` without the logits of all tokens.
 
-    The logits of C tokens at a time are computed, used for the loss and for its gradients, and dropped. By default
+    The logits of C tokens at a time are computed, used for the loss and for its gradients, and freed. By default
 
         C = 2^k, the smallest power of 2 that is at least N / ceil(V / H) and at least H / 4
 
@@ -54,7 +54,7 @@ def compute_chunked_cross_entropy(
 
     Args:
         hidden: Shape (..., H), floating: the inputs of the head. Not modified.
-        weight: Shape (V, H), as of `torch.nn.Linear`. It may also be the weight of an embedding.
+        weight: Shape (V, H), as in `torch.nn.Linear`. It may also be the weight of an embedding.
         targets: Shape (...): class indices in [0, V), int64, or `ignore_index`.
         bias: Shape (V,).
         ignore_index: The target of tokens that do not count.
@@ -76,7 +76,7 @@ def compute_chunked_cross_entropy(
         TypeError: `targets` are not int64, or a tensor is a `DTensor`, such as a shard of a weight.
         IndexError, RuntimeError: A target is not a class, as `torch.gather` reports it.
         MissingConditionalImportError: `kernel="liger"`, and `liger_kernel` is not installed.
-        RuntimeError: In a second backward pass, also by `retain_graph=True`, or if gradients are differentiated.
+        RuntimeError: In a second backward pass, even with `retain_graph=True`, or if gradients are differentiated.
 
     Example:
         >>> hidden, weight = torch.randn(6, 4), torch.randn(50, 4)
@@ -185,7 +185,7 @@ def _default_chunk_size(tokens: int, width: int, classes: int) -> int:
 
 @dataclass
 class _Tokens:
-    """The losses of tokens, and their gradients, for a part of the tokens at a time.
+    """Losses of tokens and their gradients, computed for one chunk at a time.
 
     Attributes:
         hidden: Shape (N, H).
@@ -263,7 +263,7 @@ class _Tokens:
         return losses.squeeze(1)
 
     def _differentiate(self, logits: torch.Tensor, log_z: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Return the gradient of each loss by the output of the head: `(1 + 2 c log Z) softmax(x) - target`, in place.
+        """Return the gradient of each loss w.r.t. the head's output, in place: `(1 + 2 c log Z) softmax(x) - target`.
 
         The slope of the cap is `1 - (x / s)^2`.
         """
@@ -299,7 +299,7 @@ class _ChunkedLoss(torch.autograd.Function):
         """Return the sum of the losses, shape (), or with `each` the losses, shape (N,).
 
         The first arguments are those of `_Tokens`; `size` is the tokens per chunk; `differentiable` is True if there
-        may be a backward pass. That of `each` computes the logits again.
+        may be a backward pass. With `each`, that pass computes the logits again.
         """
         options = (ignore_index, smoothing, z_loss, softcap, dtype)
         losses = torch.empty_like(targets, dtype=torch.promote_types(dtype, torch.float32))
@@ -315,7 +315,7 @@ class _ChunkedLoss(torch.autograd.Function):
         """Return the gradients of the inputs, for the gradient of the losses.
 
         Raises:
-            RuntimeError: The gradients shall be differentiated, or are needed twice.
+            RuntimeError: The gradients are to be differentiated, or it is the second backward pass.
         """
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
             # Not `once_differentiable`, which does not notice that the saved gradients depend on the inputs.
@@ -384,7 +384,7 @@ def _sum_with_liger(
         if (error.name or "").partition(".")[0] != "liger_kernel":
             raise
         raise MissingConditionalImportError(extra_deps_group="liger-kernel", conda_package="liger-kernel") from error
-    # Its first versions sum the gradient of the weight in the dtype of the weight.
+    # Early versions sum the gradient of the weight in the dtype of the weight.
     accurate = {"accum_dtype": torch.float32} if "accum_dtype" in inspect.signature(kind).parameters else {}
     loss = kind(
         ignore_index=ignore_index,

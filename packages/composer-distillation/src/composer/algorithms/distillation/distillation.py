@@ -97,15 +97,16 @@ class Distillation(Algorithm):
     The teacher runs in evaluation mode without gradients, once per microbatch, in the precision of the run. It is not
     part of `state.model`: it is neither trained nor saved.
 
-    The term is a mean over the positions of the microbatch that have a label, like the loss itself. Where their number
-    differs between microbatches or ranks, weigh microbatches by their tokens, as the Trainer does with
+    The term is a mean over the positions of the microbatch that have a label, like the loss itself. If their number
+    differs between microbatches or ranks, weight microbatches by their tokens, as the Trainer does with
     `accumulate_train_batch_on_tokens=True`; then several microbatches equal one batch.
 
     **Events** FIT_START, BEFORE_BACKWARD. **Reads** `state.outputs`, `state.batch`. **Writes** `state.loss`. **Logs**
     the metric `distillation/loss`, of the last microbatch. **Cost** a forward pass of the teacher. **Compilation**
     static: it runs outside of the model.
 
-    **When not to use it** the teacher has other classes or another tokenizer, or is no better than the model becomes.
+    **When not to use it** the teacher has other classes or another tokenizer, or is no better than the model becomes
+    without it.
 
     Args:
         teacher: A `ComposerModel`, which is called with the batch, or any other module, which is called with its
@@ -205,7 +206,7 @@ class Distillation(Algorithm):
     @torch.no_grad()
     def _predict(self, state: State) -> Any:
         batch = state.batch
-        if self.teacher.training:  # somebody called `train()`
+        if self.teacher.training:  # the user called `train()`
             self.teacher.eval()
         inputs = batch if isinstance(self.teacher, ComposerModel) else batch_get(batch, self.input_key)
         dtype = next((p.dtype for p in self.teacher.parameters() if p.is_floating_point()), None)
@@ -226,7 +227,7 @@ def _with_dtype(batch: Any, dtype: torch.dtype) -> Any:
 
 
 def _scaled(loss: Any, factor: float) -> Any:
-    """Return a loss times a factor, of the form that the model returns."""
+    """Return a loss times a factor, in the form that the model returns."""
     if isinstance(loss, Mapping):
         keys = ["total"] if "total" in loss else list(loss)
         return {**loss, **{key: _scaled(loss[key], factor) for key in keys}}

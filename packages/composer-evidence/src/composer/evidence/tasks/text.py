@@ -104,7 +104,7 @@ def rotary_positions(width: int, layers: int, heads: int, text: Text) -> Compose
 
 
 def shakespeare() -> Task:
-    """Return the task on characters, with learned and with rotary positions among the opponents."""
+    """Return the task on characters, with variants of learned and of rotary positions."""
     sizes = (64, 2, 4)
     training, length = AdamW(lr=6e-3, weight_decay=0.1, warmup=0.1), 128
     return Task(

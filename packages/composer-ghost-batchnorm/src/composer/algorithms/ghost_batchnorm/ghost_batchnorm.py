@@ -84,7 +84,7 @@ class GhostBatchNorm(Algorithm):
 
     **Events** INIT. **Reads** nothing. **Writes** modules of `state.model`. **Cost** in training one more copy of the
     layer's output, and a normalization per part; in evaluation nothing. **Compilation** static as long as the batch
-    size stays; the number of parts depends on it, so that a smaller last batch recompiles.
+    size does not change: a smaller last batch has fewer parts, and recompiles.
 
     **Logs** the hyperparameter `GhostBatchNorm/num_new_modules`, once.
 

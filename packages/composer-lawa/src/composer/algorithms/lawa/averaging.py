@@ -89,8 +89,8 @@ def average_checkpoints(
 
     Args:
         paths: Paths or URIs of checkpoints, each a file or a folder of shards, or one folder that contains them. In a
-            folder those whose name has the number of batches, such as `ep1-ba500-rank0.pt`, are used; links are not.
-        num_last: Use the last of them only: those of the most batches in a folder, otherwise those at the end of
+            folder, those named with the number of batches, such as `ep1-ba500-rank0.pt`, are used; links are not.
+        num_last: Use only the last of them: those with the most batches in a folder, otherwise those at the end of
             `paths`. None: all.
 
     Returns:

@@ -38,9 +38,9 @@ class LAWA(Algorithm):
     After every `interval` the trainable weights and the buffers are stored; the mean of the last `num_snapshots` of
     them is swapped into the model for each evaluation, prediction and checkpoint, and out again before training
     continues, so training itself is unchanged, bit for bit. When `fit` ends, the mean stays in the model; another `fit`
-    continues from the training weights. Until there are `num_snapshots`, the mean is of those that there are.
+    continues from the training weights. Until there are `num_snapshots`, it is the mean of those so far.
 
-    The statistics of batch norm layers belong to the training weights. So they are measured anew for the mean, with
+    The statistics of batch norm layers belong to the training weights, so they are measured again for the mean, with
     `recalibration_batches` training batches, once for each mean that is swapped in.
 
     **Events** INIT, AFTER_LOAD, FIT_START (checks); BATCH_END or EPOCH_END (storage); EVAL_START, PREDICT_START,
@@ -57,7 +57,7 @@ class LAWA(Algorithm):
     (use `average_checkpoints` after training, or EMA); together with another method that averages weights.
 
     Args:
-        num_snapshots: How many of the last weights are averaged.
+        num_snapshots: How many of the last snapshots are averaged.
         interval: The time between them, in "ba" or "ep".
         recalibration_batches: How many training batches measure the batch norm statistics of the mean. 0: the mean of
             the statistics is used.
@@ -115,7 +115,7 @@ class LAWA(Algorithm):
     def _reset(self) -> None:
         self.num_taken = 0
         self._snapshots: deque[dict[str, torch.Tensor]] = deque(maxlen=self.num_snapshots)
-        self._buffers: frozenset[str] = frozenset()  # the names in snapshots that are not of parameters
+        self._buffers: frozenset[str] = frozenset()  # the names of buffers in snapshots
         self._training: StoredWeights | None = None  # while the mean is in the model
 
     @property
@@ -229,7 +229,7 @@ class LAWA(Algorithm):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load copies of the result of `state_dict`; of more snapshots than `num_snapshots`, the last."""
+        """Load copies of the result of `state_dict`; if it has more than `num_snapshots`, the last ones."""
         self._reset()
         self.num_taken = state["num_taken"]
         for snapshot in state["snapshots"]:

@@ -50,7 +50,7 @@ Layout = dict[str, dict[str, torch.Tensor]]
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Averages of one moment.
+    """Averages at one time of training.
 
     Attributes:
         updates: The number of updates until then, t.
@@ -72,9 +72,9 @@ def solve_ema_weights(
 
         p(tau) = (gamma + 1) * tau^gamma / t^(gamma + 1)        for tau in [0, t]
 
-    which is the weight that it gives to the weights of the time tau. With the returned factors w, the sum of w_i p_i is
-    nearest to the wanted profile, in the mean square: A w = b, with the inner products A of the profiles, and b of them
-    with the wanted one.
+    which is how much it counts the weights of the time tau. The returned factors w minimize the squared distance
+    between the sum of w_i p_i and the wanted profile: A w = b, where A holds the inner products of the profiles, and b
+    those with the wanted one.
 
     Args:
         updates: The time t of each snapshot, positive.
@@ -153,7 +153,7 @@ def reconstruct_ema(
 
 
 class PostHocEMA(Algorithm):
-    """Two averages of the weights, and snapshots of them from which those of any other length follow after training.
+    """Keeps two averages of the weights, and snapshots from which those of any other length follow after training.
 
     At every update, the t-th, both averages move towards the weights:
 
@@ -161,7 +161,7 @@ class PostHocEMA(Algorithm):
 
     so their length grows with the training: `sigma_rel` is the standard deviation of the time of the averaged weights,
     relative to t. Both are stored after every `snapshot_interval` and at the end of `fit`. Nothing else changes: the
-    training weights are evaluated and saved. `reconstruct` and `load` combine the snapshots to an average of any
+    training weights are evaluated and saved. `reconstruct` and `load` combine the snapshots into an average of any
     `sigma_rel`, at any time of the run; `reconstruct_ema` does so later, from the folder.
 
     **Events** INIT, FIT_START (checks), BATCH_END (update), FIT_END and, for intervals in their units, EPOCH_END and
@@ -258,7 +258,7 @@ class PostHocEMA(Algorithm):
             self._store(state)
 
     def _is_due(self, state: State, event: Event) -> bool:
-        # Made anew, as functions cannot be pickled. It keeps nothing between calls but the end of training.
+        # Created for each call, as functions cannot be pickled; it only remembers the end of training.
         is_due = create_interval_scheduler(self._snapshot_every, include_end_of_training=False, checkpoint_events=False)
         return is_due(state, event)
 
@@ -363,7 +363,7 @@ class PostHocEMA(Algorithm):
         """Load copies of the result of `state_dict`.
 
         Raises:
-            ValueError: It is of other widths.
+            ValueError: It has other widths.
         """
         widths = [tuple(each["sigma_rels"]) for each in state["snapshots"]]
         if any(width != self.sigma_rels for width in widths) or len(state["averages"]) not in (0, len(self.sigma_rels)):
@@ -418,7 +418,7 @@ def _reconstruct(
 ) -> dict[str, torch.Tensor]:
     if updates is not None:
         check_finite("Use the number of updates of a snapshot.", updates=updates, above=0, most=snapshots[-1].updates)
-    # Snapshots after the time of the average know weights that it must not contain.
+    # Snapshots after the time of the average contain weights that it must not.
     used = [each for each in snapshots if updates is None or each.updates <= updates]
     if not used:
         raise ValueError(
@@ -444,7 +444,7 @@ def _averages_of(snapshots: Sequence[Snapshot], folder: Path | None) -> Iterator
 
 
 def _in_float64(averages: Iterable[dict[str, torch.Tensor]], exact: set[str]) -> Iterator[dict[str, torch.Tensor]]:
-    """Convert averages to float64, as their factors cancel each other; note the names of those that were in it.
+    """Convert averages to float64, because their sum cancels; add the names of those that were in it to `exact`.
 
     Parameters that became trainable after the first average are left out.
     """
@@ -460,15 +460,15 @@ def _in_float64(averages: Iterable[dict[str, torch.Tensor]], exact: set[str]) ->
         }
 
 
-# ---- snapshots
+# ---- snapshots ----
 
 
 def _on_host(average: StoredWeights, dtype: torch.dtype, keep: bool) -> Layout:
-    """Return copies of the tensors of an average, whole, on the host. Sharded ones are gathered by all ranks.
+    """Return copies of the tensors of an average on the host. Sharded ones are gathered by all ranks.
 
     Args:
         average: The average.
-        dtype: The largest floating dtype of the copies, except that float32 leaves float64 as it is.
+        dtype: The floating dtype of the copies, except that float32 leaves float64 as it is.
         keep: True if this rank needs the result.
     """
     copies: Layout = {}
@@ -501,7 +501,7 @@ def _file_of(folder: Path, updates: int) -> Path:
 
 
 def _write(content: dict[str, Any], file: Path) -> None:
-    """Write a file that is whole or not there."""
+    """Write a file atomically."""
     file.parent.mkdir(parents=True, exist_ok=True)
     temporary = file.with_name(f".{file.name}.{os.getpid()}")
     try:

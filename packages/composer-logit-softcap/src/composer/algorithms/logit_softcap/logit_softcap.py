@@ -181,7 +181,7 @@ def _find_head(model: nn.Module, head_name: str | None) -> nn.Module | None:
 
 
 def _hint(model: nn.Module, name: str) -> str:
-    """Return advice that has the modules whose names end with this one."""
+    """Return a hint with the modules whose names end with this one."""
     similar = [repr(other) for other, _ in model.named_modules() if other.endswith(f".{name}")]
     return f" Use {' or '.join(similar)}." if similar else ""
 
@@ -301,14 +301,14 @@ class LogitSoftcap(Algorithm):
     """Bounds the logits of a model, or the scores of its attention, so that training at high learning rates is stable.
 
     At INIT the head, and attention layers if requested, are changed; see `apply_logit_softcap`. Each logit is capped
-    alone, so microbatches equal one batch. The caps stay in evaluation and in generation.
+    by itself, so microbatches equal one batch. The caps stay in evaluation and in generation.
 
     **Events** INIT. **Reads** nothing. **Writes** hooks, children and configurations of modules of `state.model`.
     **Cost** a tanh of the logits in float32. With `attention` the scores, shape (N, heads, length, length), are
     computed and stored in float32 in each layer: fused attention kernels cannot be used. **Compilation**
     static: no shape depends on time or data.
 
-    **When not to use it** the model is pretrained without caps, and `attention` for long sequences.
+    **When not to use it** the model is pretrained without caps; or `attention` with long sequences.
 
     Args:
         final: The cap of the output of the head; 30 in Gemma 2. None: it is not capped.

@@ -79,18 +79,18 @@ def build_muon(
 class Muon(Algorithm):
     """Muon: orthogonal updates for hidden matrices, at the learning rate of AdamW.
 
-    At INIT the hidden matrices leave the optimizers of the run, and a `MuonOptimizer` before these gets them, with the
-    learning rate and the weight decay of their groups. The other parameters stay. `engine.explain()` prints which
-    parameter went where, and why.
+    At INIT the hidden matrices move from the optimizers of the run to a `MuonOptimizer`, the new first optimizer, and
+    keep the learning rate and the weight decay of their groups. The other parameters stay. `engine.explain()` prints
+    which parameter went where, and why.
 
     **Events** INIT, FIT_START. **Reads** `state.model`. **Writes** `state.optimizers`. **Cost** a few matrix products
     per matrix and step, independent of the batch; one buffer per weight instead of the two of AdamW. Sharded matrices
     are gathered once per step, and orthogonalized on every rank. **Compilation** static: the graphs of the model do not
-    change. **When not to use it** with an optimizer of SGD's kind, whose learning rates do not transfer (pass `lr`), or
-    to fine-tune weights that were trained with AdamW, where it often gains nothing.
+    change. **When not to use it** with an optimizer like SGD, whose learning rates do not transfer (pass `lr`), or to
+    fine-tune weights that were trained with AdamW, where it often gains nothing.
 
     Args:
-        lr: Learning rate of the matrices. None: that of their parameter groups, which must be one of AdamW's kind.
+        lr: Learning rate of the matrices. None: that of their parameter groups, which must be one for AdamW.
         weight_decay: Decoupled weight decay of the matrices. None: that of their groups.
         momentum: See `MuonOptimizer`, as for the following.
         nesterov: Use Nesterov momentum.
@@ -234,7 +234,7 @@ _WITH_KNOWN_DECAY = (torch.optim.AdamW, torch.optim.SGD)
 
 
 def _decay_of(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> Any:
-    """Return the weight decay of a group, if it means what that of `MuonOptimizer` means."""
+    """Return the weight decay of a group, if it is defined as in `MuonOptimizer`."""
     decay, name = group.get("weight_decay", 0.0), type(optimizer).__name__
     if decay and type(optimizer) not in _WITH_KNOWN_DECAY:
         raise ValueError(
@@ -258,7 +258,7 @@ def _muon_groups(split: MuonSplit, names: Iterable[str], options: dict[str, Any]
 
 
 def _is_muon(optimizer: Any) -> bool:
-    """Return True for a `MuonOptimizer`, also in a wrapper such as that of `SAM`."""
+    """Return True for a `MuonOptimizer`, even in a wrapper such as that of `SAM`."""
     return isinstance(getattr(optimizer, "base_optimizer", optimizer), MuonOptimizer)
 
 

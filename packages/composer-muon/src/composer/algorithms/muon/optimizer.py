@@ -75,9 +75,9 @@ def orthogonalize_matrix(
         raise ValueError(f"`matrix` must have at least two dimensions, got the shape {tuple(matrix.shape)}.")
     check_integers("Use 5.", steps=steps, least=1)
     polynomials = _polynomials(coefficients, steps)
-    # The singular values of the "polar_express" polynomials must stay below 1, also after rounding.
+    # For "polar_express", the singular values of the input must be below 1, even after rounding.
     margin = 1.02 if coefficients == "polar_express" else 1.0
-    # Autocast would round every product. Some devices, such as "meta", have none.
+    # Autocast would round every product. Some devices, such as "meta", have no autocast.
     kind = matrix.device.type
     with torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext():
         return _orthogonalize(matrix, polynomials, margin, eps)
@@ -105,7 +105,7 @@ def _iterate_gram(x: Tensor, polynomials: Coefficients) -> Tensor:
     """Return P_k ... P_1 X, where P_i = a + b G + c G^2 and G = X X^T of step i.
 
     All P_i and G commute, so that G of the next step is P G P: only the first and the last product have the long side
-    of X. Rounding is that of G, whose small singular values are squares: too coarse in bfloat16.
+    of X. Rounding acts on G, whose singular values are the squares of those of X: too coarse in bfloat16.
     """
     gram, product = x @ x.mT, None
     for i, (a, b, c) in enumerate(polynomials):
@@ -141,10 +141,10 @@ class MuonOptimizer(torch.optim.Optimizer):
     All directions of a matrix get updates of the same size, whatever the size of their gradients. The other weights of
     a model (embeddings, head, norms, biases) need another optimizer; `build_muon` makes both.
 
-    A parameter group may have `blocks`, the sizes of matrices that are stored as one along the outputs, such as query,
-    key and value, which are orthogonalized one by one; and `transposed`, True for weights of shape (inputs, outputs).
-    Weights with more than two dimensions are convolutions: their dimensions after the first are the inputs. With
-    `groups` of more than 1, they are that many matrices.
+    A parameter group may have `blocks`, the sizes of matrices that are stored as one weight, along its outputs, and
+    orthogonalized one by one, such as query, key and value; and `transposed`, True for weights of shape (inputs,
+    outputs). Weights with more than two dimensions are convolutions: their dimensions after the first are the inputs.
+    With `groups` above 1, they are that many matrices.
 
     Args:
         params: Matrices and weights of convolutions, or dicts of parameter groups.
@@ -161,7 +161,7 @@ class MuonOptimizer(torch.optim.Optimizer):
             norm of the matrix (NorMuon).
         beta2: Decay of that running mean, in [0, 1).
         fixed_norm: Before each update, scale an m x n matrix to the Frobenius norm sqrt(m), in place of weight decay.
-            For matrices whose outputs are normalized, which do not depend on it.
+            For matrices whose outputs are normalized, which makes them independent of it.
 
     Raises:
         ValueError: A number is out of range, `scale` or `coefficients` is unknown, a parameter has fewer than two
@@ -279,7 +279,7 @@ class MuonOptimizer(torch.optim.Optimizer):
         return loss
 
     def _directions(self, params: list[Tensor], group: dict[str, Any]) -> list[Tensor]:
-        """Update the momentum; return the whole directions of the step."""
+        """Update the momentum; return the directions of the step, not sharded."""
         grads = [p.grad for p in params if p.grad is not None]
         if any(grad.layout is not torch.strided for grad in grads):
             raise RuntimeError("Gradients must be dense for `MuonOptimizer`, got a sparse one. Use `sparse=False`.")
@@ -298,7 +298,7 @@ class MuonOptimizer(torch.optim.Optimizer):
     def _move(self, parameter: Tensor, parts: list[Tensor], group: dict[str, Any]) -> None:
         """Decay a weight and subtract its orthogonal matrices."""
         lr, decay = group["lr"], group["weight_decay"]
-        if group.get("fixed_norm"):  # files of earlier versions do not have it
+        if group.get("fixed_norm"):  # checkpoints of earlier versions do not have it
             _scale_to_fixed_norm(parameter, group)
         if group["normalize"]:
             parts = self._normalized(parameter, parts, group)
@@ -358,7 +358,7 @@ def _joined(parts: Iterable[Tensor], parameter: Tensor, group: dict[str, Any]) -
 
 
 def _scale_to_fixed_norm(parameter: Tensor, group: dict[str, Any]) -> None:
-    """Scale each matrix of a weight to the norm of an orthogonal one of wide shape: the root of its number of rows."""
+    """Scale each matrix of a weight to the norm of a wide orthogonal one: the root of its number of rows."""
     whole = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
     parts = _matrices(whole, group)
     norms = [torch.linalg.vector_norm(part) + 1e-7 for part in parts]

@@ -20,7 +20,7 @@ _CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _FUSED = {"c_attn": 3, "in_proj": 3, "in_proj_weight": 3, "qkv": 3, "qkv_proj": 3, "Wqkv": 3}
 _GATED = {"gate_up_proj": 2, "Wi": 2}  # of any width
 _FUSED |= {"kv": 2, **_GATED}
-# Of layers with these names several parts may be unequal, as with grouped queries, or interleaved by heads.
+# In layers with these names, the parts may be unequal, as with grouped queries, or interleaved by heads.
 _UNKNOWN = {"c_attn", "kv", "qkv", "qkv_proj", "Wqkv", "query_key_value"}
 
 
@@ -30,7 +30,7 @@ class MuonMatrix:
 
     Attributes:
         parameter: The weight.
-        blocks: Outputs of each of several matrices; None: one.
+        blocks: The number of outputs of each matrix; None: a single matrix.
         transposed: The weight has the shape (inputs, outputs).
         groups: Groups of a convolution.
     """
@@ -80,19 +80,19 @@ def split_muon_parameters(model: nn.Module, include: Sequence[str] = (), exclude
     the last layer with weights, output embeddings, weights that are tied to another module, low-rank adapters,
     depthwise convolutions, matrices with a side below 4 or more than 128 times longer than wide, and all biases, norms
     and other parameters. Of several heads only the last counts as the last layer: name the others in `exclude`. Query,
-    key and value that are one weight are divided if its layer has one of the usual names and its parts are equal. If
-    they are unequal or interleaved, as with grouped queries, the other optimizer gets the weight.
+    key and value in one weight are divided if its layer has one of the usual names and its parts are equal. If they are
+    unequal or interleaved, as with grouped queries, the other optimizer gets the weight.
 
     Args:
         model: The model, after all changes of its layers.
-        include: Regular expressions; parameters whose name contains one are for Muon, if they have two or more
-            dimensions; with more than two only those of convolutions.
-        exclude: Regular expressions; parameters whose name contains one are for the other optimizer.
+        include: Regular expressions; parameters whose name contains a match are for Muon. They must be matrices or
+            weights of convolutions.
+        exclude: Regular expressions; parameters whose name contains a match are for the other optimizer.
 
     Raises:
         TypeError: `include` or `exclude` is not a sequence of strings.
         ValueError: A regular expression is invalid or matches no trainable parameter, or `include` matches a parameter
-            with fewer than two dimensions.
+            that is neither a matrix nor a weight of a convolution.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4))

@@ -17,8 +17,8 @@ __all__ = ["HeadNorm", "QKNorm", "apply_qk_norm"]
 
 _KINDS = ("rms", "layer")
 _BY_HEAD = "query_key_value"
-# The names of the projections of queries and keys; one name: a projection of queries, keys and values, in thirds, or
-# for `_BY_HEAD` with those of each head side by side.
+# The names of the projections of queries and keys. The same name twice: one projection of queries, keys and values, in
+# thirds, or for `_BY_HEAD` with those of each head side by side.
 _LAYOUTS = (("q_proj", "k_proj"), ("c_attn", "c_attn"), (_BY_HEAD, _BY_HEAD))
 
 
@@ -107,8 +107,8 @@ def apply_qk_norm(
 
     Attention layers are the modules with children `q_proj` and `k_proj` (Llama, Qwen, Mistral and most others of
     `transformers`), `c_attn` (GPT-2) or `query_key_value` with as many heads of keys as of queries (GPT-NeoX, Bloom),
-    or with those of other names, such as `qkv` of timm. Cross-attention of GPT-2, and layers that have a `q_norm`
-    already, are not changed. An `nn.Identity` of that name is replaced; the layer calls it itself.
+    or with the given names, such as `qkv` for timm. Cross-attention of GPT-2, and layers that have a `q_norm` already,
+    are not changed. An `nn.Identity` of that name is replaced; the layer calls its norms itself.
 
     Args:
         model: The model.
@@ -129,7 +129,7 @@ def apply_qk_norm(
         NoEffectWarning: The model has no such layer.
 
     Raises:
-        ValueError: `norm` or `eps` is invalid, only one name is given, or a projection has no multiple of d outputs.
+        ValueError: `norm` or `eps` is invalid, only one name is given, or d does not divide a projection's outputs.
 
     Example:
         >>> layer = nn.ModuleDict({"query": nn.Linear(8, 8), "key": nn.Linear(8, 4)})
@@ -202,7 +202,7 @@ def _head_dim(layer: nn.Module, names: tuple[str, str], head_dim: int | None) ->
 def _add_norms(layer: nn.Module, query: str, key: str, norms: list[HeadNorm], optimizers: Any) -> None:
     projections = [layer.get_submodule(name) for name in dict.fromkeys((query, key))]
     relatives = [parameter for projection in projections for parameter in projection.parameters()]
-    calls_norms = isinstance(layer._modules.get("q_norm"), nn.Identity)  # in place of norms, as in timm
+    calls_norms = isinstance(layer._modules.get("q_norm"), nn.Identity)  # placeholders of norms, as in timm
     for name, norm in zip(("q_norm", "k_norm"), norms, strict=True):
         like = next((p for p in relatives if p.is_floating_point()), None)
         if like is not None:
@@ -221,7 +221,7 @@ def _add_norms(layer: nn.Module, query: str, key: str, norms: list[HeadNorm], op
 class QKNorm(Algorithm):
     """Normalizes the queries and keys of attention, so that its scores stay bounded, also at high learning rates.
 
-    At INIT each attention layer of the model gets norms; see `apply_qk_norm`. They work on heads one by one, so
+    At INIT each attention layer of the model gets norms; see `apply_qk_norm`. They act on each head by itself, so
     microbatches equal one batch.
 
     **Events** INIT. **Reads** nothing. **Writes** children of the attention layers of `state.model`; the parameter
@@ -269,7 +269,7 @@ class QKNorm(Algorithm):
 
     @staticmethod
     def required_on_load() -> bool:
-        """Return True: a checkpoint has the gains."""
+        """Return True: a checkpoint contains the gains."""
         return True
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:

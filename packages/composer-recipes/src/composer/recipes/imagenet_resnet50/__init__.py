@@ -47,8 +47,8 @@ class Data:
         data: The folder with train and val, as unpacked, or as `composer-datasets write imagenet` wrote it, which is
             read faster. None: the environment variable COMPOSER_DATA.
         batch_size: Images per training batch, summed over all processes. An incomplete last batch is dropped.
-        train_size: Height and width of the random crops to train on. Smaller ones than those of the test are faster,
-            and objects have the same size in both.
+        train_size: Height and width of the random crops to train on. Crops smaller than those of the test are faster,
+            and objects appear at the same size in both.
         test_resize: The shorter side of test images is resized to this.
         test_size: Height and width of the centre crops of test images.
         workers: Processes that read images, for each training process. 0: none, it reads them itself.
@@ -171,7 +171,7 @@ class Network:
 
     Args:
         model: The architecture.
-        loss: The loss; binary cross entropy takes each class as a question of its own.
+        loss: The loss; binary cross entropy treats each class independently.
     """
 
     model: Literal["resnet18", "resnet34", "resnet50", "resnet101", "resnet152"] = "resnet50"

@@ -19,7 +19,7 @@ __all__ = ["ExactModes", "ScheduleFreeAdamW", "ScheduleFreeSGD", "build_schedule
 
 
 class ExactModes(torch.optim.Optimizer):
-    """Makes `train` of an optimizer of `schedulefree` undo its `eval` bit for bit; a base class before that of it.
+    """Mixin, before an optimizer of `schedulefree`, with which `train` undoes `eval` bit for bit.
 
     In eval mode y is kept as "y" in the state of each parameter, so it is saved and loaded with the optimizer. The
     optimizers of the library compute y from x again, which rounds: evaluations then change training.
@@ -63,7 +63,7 @@ class ScheduleFreeAdamW(ExactModes, schedulefree.AdamWScheduleFree):  # type: ig
         y = (1 - b1) * z + b1 * x
 
     with `lr_k = lr * min(1, k / warmup_steps)` and c the share of `k**r * max(lr_1, ..., lr_k)**weight_lr_power` in its
-    sum over all steps. The parameters are y in train mode, which is the first, and x after `eval()`. `train()` puts y
+    sum over all steps. The parameters are y in train mode, the initial one, and x after `eval()`. `train()` puts y
     back, bit for bit. y and z have the dtype of the parameters, which should be float32 or float64.
 
     Args:
@@ -75,7 +75,7 @@ class ScheduleFreeAdamW(ExactModes, schedulefree.AdamWScheduleFree):  # type: ig
         warmup_steps: The number of steps in which the learning rate rises from 0.
         r: How much more late steps count in the average: in proportion to k**r.
         weight_lr_power: How much more steps at a high learning rate count.
-        foreach: Use fused operations.
+        foreach: Use the foreach implementation.
 
     Raises:
         ValueError: A number is out of range.
@@ -141,7 +141,7 @@ class ScheduleFreeSGD(ExactModes, schedulefree.SGDScheduleFree):  # type: ignore
         warmup_steps: The number of steps in which the learning rate rises from 0.
         r: How much more late steps count in the average: in proportion to k**r.
         weight_lr_power: How much more steps at a high learning rate count.
-        foreach: Use fused operations.
+        foreach: Use the foreach implementation.
 
     Raises:
         ValueError: A number is out of range.
@@ -237,7 +237,7 @@ def build_schedule_free(
 
     Learning rates, weight decays, betas and eps of the groups are kept. The groups are the same objects, so
     that schedulers of the given optimizer change the learning rates of the new one. The given optimizer must not be
-    used any more.
+    used afterwards.
 
     Args:
         optimizer: A `torch.optim.AdamW`, `Adam` or `SGD` before its first step, or of a class derived from these.
@@ -251,7 +251,7 @@ def build_schedule_free(
     Raises:
         TypeError: The optimizer is of another kind.
         ValueError: A number is out of range; the optimizer uses `maximize`, `amsgrad`, `nesterov` or `dampening`, which
-            have no counterpart; or its class may define weight decay otherwise and `weight_decay` is not given.
+            have no counterpart; or its class may define weight decay differently and `weight_decay` is not given.
 
     Example:
         >>> model = torch.nn.Linear(4, 2)
@@ -292,7 +292,7 @@ def _settings_of(
     changed: dict[str, float | None],
     momentum: float | None,
 ) -> dict[str, Any]:
-    """Return the schedule-free parameter group for a group of AdamW or SGD; entries of the user's own are kept."""
+    """Return the schedule-free parameter group for a group of AdamW or SGD; custom entries are kept."""
     name = type(optimizer).__name__
     for option in ("maximize", "amsgrad", "nesterov", "dampening"):  # without a counterpart
         if group.get(option):

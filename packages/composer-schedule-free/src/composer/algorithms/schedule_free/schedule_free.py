@@ -1,4 +1,4 @@
-"""The algorithm `ScheduleFree`, which replaces the optimizers of a run and swaps their averages in by events.
+"""The algorithm `ScheduleFree`, which replaces the optimizers of a run and swaps their averages in at events.
 
 Symbols: y are the training weights, x their average, z the weights of the base optimizer.
 """
@@ -65,7 +65,7 @@ class ScheduleFree(Algorithm):
     training weights y return before training continues, bit for bit. So the run can end at any time, and every
     checkpoint holds the weights to use. Resuming from it is exact.
 
-    The statistics of batch norm layers belong to y. So they are measured anew for x, with `recalibration_batches`
+    The statistics of batch norm layers belong to y, so they are measured again for x, with `recalibration_batches`
     training batches, once for each x that is swapped in.
 
     **Events** INIT (replacement); FIT_START, BATCH_START, BATCH_END, EPOCH_END (checks); AFTER_LOAD; EVAL_START,
@@ -73,13 +73,13 @@ class ScheduleFree(Algorithm):
     after x was swapped in for them, and the first of FIT_START, ITERATION_START, EPOCH_START, BEFORE_DATALOADER,
     BATCH_START, EPOCH_END, ITERATION_END (y back). **Reads** the model, the schedulers, the training data, and the
     `save_interval(state, event)` of callbacks.
-    **Writes** `state.optimizers`; the model's weights, between the swaps and at the end. **Cost** no memory beside that
+    **Writes** `state.optimizers`; the model's weights, between the swaps and at the end. **Cost** no memory beyond that
     of AdamW, or of SGD with momentum; a copy of the weights while x is in the model; with batch norm layers, forward
     passes of `recalibration_batches` batches per x. **Compilation** static: the graphs of the model do not change;
     recalibration runs uncompiled.
 
     **When not to use it** with a schedule that lowers the learning rate; to fine-tune in a few steps, where the average
-    of all weights still holds the first ones; with weights in less precision than float32 (use `precision` of the
+    of all weights still holds the first ones; with weights in lower precision than float32 (use `precision` of the
     Trainer instead), in which small updates round to nothing.
 
     Args:
@@ -192,7 +192,7 @@ class ScheduleFree(Algorithm):
             return
         optimizers = _schedule_free(state)
         if event in (Event.AFTER_LOAD, Event.FIT_START):
-            for old, new in self._replaced:  # loading makes new groups; schedulers may be of the old optimizer
+            for old, new in self._replaced:  # loading makes new groups; schedulers may have the old optimizer
                 old.param_groups = new.param_groups
         if event is Event.FIT_START:
             self._start(state, optimizers)
@@ -312,7 +312,7 @@ class ScheduleFree(Algorithm):
 
     @torch.no_grad()
     def _average_frozen(self, optimizers: list[ExactModes], refresh: bool) -> None:
-        """Put x into the parameters that were frozen and removed from the optimizers: they are not swapped any more."""
+        """Put x into the parameters that were frozen and removed from the optimizers: they are no longer swapped."""
         num_entries = sum(len(optimizer.state) for optimizer in optimizers)
         if num_entries == self._num_entries and not refresh:
             return

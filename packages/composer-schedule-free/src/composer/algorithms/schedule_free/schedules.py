@@ -1,4 +1,4 @@
-"""Find schedulers that lower the learning rate, before the run does."""
+"""Find schedulers that would lower the learning rate, before the run begins."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def check_schedulers(state: State, groups: list[dict[str, Any]]) -> None:
     """Check that no scheduler lowers the learning rate of some parameter groups until the end of the run.
 
     Copies of the schedulers are stepped on copies of the groups, at the times of all remaining batches, or of 10,000 of
-    them. A function of the time in a unit that cannot be foreseen, such as tokens, may still fall.
+    them. A schedule in a unit that cannot be predicted, such as tokens, may still fall.
 
     Args:
-        state: The state of the run, whose timestamp changes meanwhile.
+        state: The state of the run; its timestamp is changed and restored.
         groups: The parameter groups.
 
     Raises:
@@ -69,7 +69,7 @@ def _fall_of(scheduler: Any, state: State) -> tuple[float, float] | None:
                 if has_fallen(rate, highest[index]):
                     return highest[index], rate
                 highest[index] = max(highest[index], rate)
-    except Exception:  # noqa: BLE001 - a function of the user's, such as a table, may end before the time asked for
+    except Exception:  # noqa: BLE001 - a user's function, such as a table, may end before this time
         return None
     finally:
         state.timestamp = now
@@ -89,7 +89,7 @@ def _copied(scheduler: Any, optimizer: torch.optim.Optimizer) -> Any:
 
 
 def _timestamps(state: State) -> Iterator[Timestamp]:
-    """Iterate over the times after the remaining batches of the run, as far as they can be foreseen."""
+    """Iterate over the times after the remaining batches of the run, as far as they can be predicted."""
     now, end = state.timestamp, state.max_duration
     batch, length = now.batch.value, state.dataloader_len
     samples, tokens = _per_batch(state)

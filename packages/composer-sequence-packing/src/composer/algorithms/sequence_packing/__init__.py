@@ -1,4 +1,4 @@
-"""SequencePacking: train on rows of several documents, which do not see each other."""
+"""SequencePacking: train on rows of several documents, which do not attend to each other."""
 
 from composer.algorithms.sequence_packing.sequence_packing import SequencePacking as SequencePacking
 from composer.algorithms.sequence_packing.sequence_packing import count_tokens as count_tokens

@@ -32,7 +32,7 @@ __all__ = ["SequencePacking", "count_tokens", "make_block_mask", "make_document_
 
 _IGNORED = -100  # the label of a token without loss, in torch and transformers
 _CHECKED = 64  # tokens of a document in the check of a model, at most
-_PADDING = -1  # the document of padding
+_PADDING = -1  # the document index of padding
 
 
 def pack_sequences(
@@ -44,10 +44,10 @@ def pack_sequences(
     pad_token_id: int = 0,
     first_position: int = 0,
 ) -> dict[str, Any]:
-    """Pack documents into rows of one length. The result depends only on the documents.
+    """Pack documents into rows of equal length. The result depends only on the documents.
 
-    Longest first, each document goes into the fullest row that has room for it (best-fit decreasing); there is a new
-    row if none has. Rows, and documents in a row, are then put into the order of the documents, which stay whole. Any
+    Longest first, each document goes into the fullest row that has room for it (best-fit decreasing), or into a new row
+    if none has. Rows, and documents in a row, are then put into the order of the documents, which stay whole. Any
     two rows together have more than L tokens, so at most one is less than half full.
 
     Args:
@@ -124,17 +124,17 @@ def pack_sequences(
 def make_document_mask(
     document_ids: torch.Tensor, *, causal: bool = True, dtype: torch.dtype = torch.bool
 ) -> torch.Tensor:
-    """Make the attention mask with which tokens see only tokens of their own document.
+    """Make the attention mask with which tokens attend only to tokens of their own document.
 
-    `mask[n, 0, i, j] = document_ids[n, i] == document_ids[n, j] and i >= j`, the latter if causal. Padding, a document
-    of its own, sees padding, so that no row of scores is masked as a whole.
+    `mask[n, 0, i, j] = document_ids[n, i] == document_ids[n, j] and i >= j`, the latter if causal. Padding is a
+    document of its own, so that no row of scores is fully masked.
 
     Args:
         document_ids: Shape (R, L), integers: the document of each token.
-        causal: Tokens see no later tokens.
-        dtype: `torch.bool`: True where a token sees another. A floating dtype: 0 there, and the lowest number
-            elsewhere, to be added to scores. Attention layers of `transformers` take the latter; some do not take the
-            former, which eager attention adds to scores as 0 and 1.
+        causal: Tokens do not attend to later tokens.
+        dtype: `torch.bool`: True where a token attends to another. A floating dtype: 0 there, and the lowest number
+            elsewhere, to be added to scores. Attention layers of `transformers` take the latter; eager attention would
+            add the former to scores as 0 and 1.
 
     Returns:
         Shape (R, 1, L, L), on the device of `document_ids`.
@@ -167,7 +167,7 @@ def make_block_mask(document_ids: torch.Tensor, *, causal: bool = True) -> Block
 
     Args:
         document_ids: Shape (R, L), integers: the document of each token.
-        causal: Tokens see no later tokens.
+        causal: Tokens do not attend to later tokens.
 
     Returns:
         A block mask for R rows and any number of heads.
@@ -197,10 +197,10 @@ def make_block_mask(document_ids: torch.Tensor, *, causal: bool = True) -> Block
 
 
 def count_tokens(batch: Mapping[str, Any], causal: bool = True) -> dict[str, int]:
-    """Count the tokens of a batch without padding, and those with a loss. For batches packed or not.
+    """Count the tokens of a batch without padding, and those with a loss, in packed batches and others.
 
     As `get_num_tokens_in_batch` of a `DataSpec`, it lets timestamps count tokens of documents. Together with
-    `accumulate_train_batch_on_tokens=True`, microbatches and ranks then weigh as much as the tokens of their loss.
+    `accumulate_train_batch_on_tokens=True`, microbatches and ranks are then weighted by the tokens of their loss.
 
     Args:
         batch: On the host: with `input_ids` of shape (N, S), `labels` of that shape with -100 at tokens without loss,
@@ -222,49 +222,49 @@ def count_tokens(batch: Mapping[str, Any], causal: bool = True) -> dict[str, int
 
 
 class SequencePacking(Algorithm):
-    """Trains on rows of several documents, which do not see each other, instead of padded documents.
+    """Trains on rows of several documents, which do not attend to each other, instead of padded documents.
 
     At AFTER_DATALOADER the documents of a batch, the rows without padding, are packed into fewer rows; see
     `pack_sequences`. At BEFORE_FORWARD the `attention_mask` of the microbatch is replaced by one of shape (R, 1, L, L),
-    with which tokens see only their own document; see `make_document_mask`. A model of `transformers` with the
+    with which tokens attend only to their own document; see `make_document_mask`. A model of `transformers` with the
     attention "flex_attention" gets a block mask instead if it is on a GPU; see `make_block_mask`.
 
-    A batch has the same documents as without packing, so training is equal to rounding: steps, epochs and schedules
+    A batch has the same documents as without packing, so training is equal up to rounding: steps, epochs and schedules
     mean the same, nothing is left over between batches, and resumption is exact without a state of its own. The last
     row of a batch is partly empty; this matters little if batches have several rows. Documents are packed in the main
     process, where their lengths are known, from batches of any loader. A loader whose `collate_fn` is
     `partial(pack_sequences, length=...)` packs in its workers instead; its batches are not packed again, and their
     samples are rows.
 
-    The first microbatch of a `fit` shows whether the model keeps documents apart: two documents in a row must have
-    the same outputs as one of them alone, without mask and positions. So positions, the direction of attention and
-    windows are checked, too. It is skipped for outputs without values for each token.
+    The first microbatch of a `fit` shows whether the model keeps documents apart: the second of two documents in a row
+    must have the same outputs as alone, without mask and positions. So positions, the direction of attention and
+    windows are checked, too. The check is skipped for outputs without values for each token.
 
     Samples and tokens of timestamps are counted before batches are packed: samples are documents, and tokens those of
     the loader's batches, padding included, unless its `DataSpec` counts with `count_tokens`. Microbatches are parts of
-    the packed batch: `device_train_microbatch_size` is a number of rows. To weigh them, and ranks, by tokens, which
+    the packed batch: `device_train_microbatch_size` is a number of rows. To weight them, and ranks, by tokens, which
     makes them equal to the whole batch, use `count_tokens` and `accumulate_train_batch_on_tokens=True`.
 
     **Events** FIT_START, AFTER_DATALOADER, BEFORE_FORWARD. **Reads** the batch, a mapping with `input_ids`; attributes
     of the model. **Writes** the batch. **Cost** packing a batch on the host; a mask of R * L * L numbers for each
     microbatch; two forward passes of one row in each `fit`, whose outputs are compared, which reads from the device
     once. Saves computation and memory in proportion to the padding.
-    **Compilation** the number of rows varies from batch to batch: a compiled model is compiled once more, with it as a
-    variable.
+    **Compilation** the number of rows varies from batch to batch: a compiled model is recompiled once, with a dynamic
+    number of rows.
 
     **Logs** `sequence_packing/rows` and `sequence_packing/fill`, the fraction of tokens that are not padding.
 
-    **When not to use it** documents have nearly the same length; the loss is one for each document, such as a class;
+    **When not to use it** documents have nearly the same length; there is one label for each document, such as a class;
     the attention takes no mask of this form (state-space models, flash attention, relative positions from the mask).
 
     Args:
         length: The length L of the rows, at least that of the longest document.
-        causal: Whether tokens see no later tokens, and labels are the next tokens. None: as the attention layers of the
-            model say, which are those with an attribute `is_causal`; True if there are none.
+        causal: Tokens do not attend to later tokens, and labels are the next tokens. None: as the attention layers of
+            the model say, which are those with an attribute `is_causal`; True if there are none.
         split_long: Split documents of more than L tokens, which are an error otherwise.
         pad_token_id: The token in the rest of a row.
-        first_position: The position of the first token of a document. None: 2 for position embeddings with a
-            `padding_idx` of 1, as in RoBERTa, in general one more than it, and 0 for all others.
+        first_position: The position of the first token of a document. None: one more than the `padding_idx` of the
+            position embeddings, such as 2 for RoBERTa, and 0 for models without it.
 
     Raises:
         TypeError: An argument, or at the first batch the batch, has the wrong type.
@@ -307,7 +307,7 @@ class SequencePacking(Algorithm):
         self._is_checked = False
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
-        """Look at the model, pack the batch, or make the mask of a microbatch."""
+        """Inspect the model, pack the batch, or make the mask of a microbatch."""
         if event is Event.FIT_START or self._needs is None:
             self._needs = self._examine(unwrapped_model(state.model))
             self._longest, self._is_checked = None, False
@@ -357,7 +357,7 @@ class _Needs:
     """Requirements of a model on packed rows.
 
     Attributes:
-        causal: Tokens see no later tokens.
+        causal: Tokens do not attend to later tokens.
         first_position: The position of the first token of a document.
         dtype: Of the weights, and of dense masks.
         takes_blocks: Its attention takes block masks on a GPU.

@@ -34,8 +34,8 @@ def average_views(
     | 2 | those of level 1 | 1/4 |
     | | the image moved by `shift` pixels down and right, the same up and left, and the mirror images of both | 1/8 |
 
-    A moved image is a crop of the image that is padded with its reflection. The model runs once per view, one after the
-    other, in the mode of the model and of gradients that is set: use `model.eval()` and `torch.no_grad()`.
+    A moved image is a crop of the image that is padded with its reflection. The model runs once per view, in its
+    current mode, with gradients if they are enabled: use `model.eval()` and `torch.no_grad()`.
 
     Args:
         model: Computes logits of shape (N, classes) from images.
@@ -102,8 +102,8 @@ class TestTimeAugmentation(Algorithm):
     Training, and metrics of training, do not change. `average_views` has the views and weights; V is 1, 2 or 6.
 
     The outputs are the logits, of shape (N, classes); or a mapping or object with `logits`, or a tuple whose first
-    tensor with at least two dimensions are the logits. There, other tensors with a row per view keep those of the plain
-    images. A scalar, such as a loss that the model computes in its forward pass, is that of all views.
+    tensor with at least two dimensions holds the logits. Other tensors in them with a row per view keep only the rows
+    of the plain images. A scalar, such as a loss that the model computes in its forward pass, is that of all views.
 
     The views of an image do not depend on other images, so microbatches equal one batch.
 
@@ -134,7 +134,7 @@ class TestTimeAugmentation(Algorithm):
     Differs: none for a shift of 1.
     """
 
-    __test__ = False  # its name begins like those that pytest collects
+    __test__ = False  # pytest would collect it by its name
 
     events = _BEFORE | _AFTER
     placement = Placement(excludes={REPLACES_MODEL})
@@ -164,11 +164,11 @@ class TestTimeAugmentation(Algorithm):
         self._plain = state.batch, len(images)
         repeated = _repeat(state.batch, len(images), len(views))
         if repeated is state.batch:
-            repeated = copy.copy(state.batch)  # an object of some class, whose images are an attribute
+            repeated = copy.copy(state.batch)  # an object with the images as an attribute
         state.batch = batch_set(repeated, self.input_key, torch.cat(views))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_plain": None}  # a copy is in no forward pass
+        return {**self.__dict__, "_plain": None}  # a copy is not in a forward pass
 
 
 def _repeat(batch: Any, rows: int, times: int) -> Any:

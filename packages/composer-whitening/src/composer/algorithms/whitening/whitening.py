@@ -40,8 +40,8 @@ __all__ = ["Whitening", "WhiteningConv2d", "apply_whitening", "compute_whitening
 
 Images = torch.Tensor | Iterable[torch.Tensor]
 Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
-_CHUNK = 2**23  # numbers of patches that are in memory at the same time
-_READ = 256  # images that are read at the same time
+_CHUNK = 2**23  # values of patches that are in memory at a time
+_READ = 256  # images that are read at a time
 
 
 @torch.no_grad()
@@ -114,7 +114,7 @@ class WhiteningConv2d(nn.Conv2d):
         conv: The convolution. Its weight is frozen; if it has no bias, the layer gets one of zeros.
 
     Attributes:
-        is_whitened: The filters are those of images, or were loaded.
+        is_whitened: True if the filters were computed from images, or loaded.
     """
 
     weight: nn.Parameter
@@ -168,7 +168,7 @@ def apply_whitening(
         eps: Added to the eigenvalues, at least 0.
         layer_name: The name of the convolution in `model.named_modules()`. None: the first one.
         optimizers: The optimizers of the model, from which the filters are removed, and which get a new bias. Required
-            unless they are created afterwards, of `[p for p in model.parameters() if p.requires_grad]`.
+            unless they are created afterwards, from `[p for p in model.parameters() if p.requires_grad]`.
 
     Raises:
         ValueError: The convolution has another number of outputs or groups, there is no layer of that name, the images
@@ -185,7 +185,7 @@ def apply_whitening(
         (False, True)
 
     Source: Jordan, "94% on CIFAR-10 in 3.29 Seconds on a Single GPU", arXiv:2404.00498, section 3.2.
-    Differs: the layer may have another kernel or number of channels.
+    Differs: the layer may have another kernel size or number of channels.
     """
     check_finite("It is added to eigenvalues.", eps=eps, least=0)
     layer = _prepare_layer(model, layer_name, optimizers)
@@ -283,7 +283,7 @@ class Whitening(Algorithm):
 
     **Events** INIT, BEFORE_LOAD, FIT_START, BATCH_START (bias). **Reads** images of `state.train_dataloader`, or else
     `state.dataloader`. **Writes** a layer of `state.model`; the parameters in `state.optimizers`. **Cost** reading the
-    images once, at the start of a run; saves the gradient of the filters. **Compilation** recompiles once, when the
+    images once, at the start of a run; no gradient of the filters. **Compilation** recompiles once, when the
     bias is frozen.
 
     **When not to use it** the model is pretrained without it; or the images are normalized on the device, after the
@@ -311,8 +311,8 @@ class Whitening(Algorithm):
         Whitening(eps=0.0005,num_images=5000,bias_duration='2ep',layer_name=None,input_key=0)
 
     Source: Jordan, "94% on CIFAR-10 in 3.29 Seconds on a Single GPU", arXiv:2404.00498, section 3.2.
-    Differs: the images are spread over the data set, instead of its first ones; the layer may have another kernel or
-        number of channels.
+    Differs: the images are spread over the data set, instead of being its first ones; the layer may have another kernel
+        size or number of channels.
     """
 
     events = frozenset({Event.INIT, Event.BEFORE_LOAD, Event.FIT_START, Event.BATCH_START})
@@ -393,7 +393,7 @@ class Whitening(Algorithm):
 
     def _images(self, loader: Any, device: torch.device) -> Iterator[torch.Tensor]:
         missing = self.num_images
-        with seed_context(0):  # for transforms; then the generators are as before
+        with seed_context(0):  # for transforms; the generators are restored afterwards
             for batch in _read(loader, self.num_images):
                 images = batch_get(batch, self.input_key)
                 _check_images(images)

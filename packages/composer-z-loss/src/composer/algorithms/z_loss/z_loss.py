@@ -43,7 +43,7 @@ def compute_z_loss(
         logits: Floating; the classes are in dimension `dim`, the other dimensions are positions. Not modified.
         labels: Class indices, one per position; `ignore_index` does not count. Or floating, one value per class in the
             shape of `logits`; rows of zeros do not count. None: all positions count. The labels of a language model
-            must be shifted before.
+            must be shifted beforehand.
         coefficient: The weight c of the term, at least 0.
         mask: One value per position; zeros (False) do not count. None: all positions count.
         ignore_index: The label of positions that do not count.
@@ -110,10 +110,10 @@ class ZLoss(Algorithm):
     a mapping or a sequence, the term is added to its entry "total" or appended.
 
     The outputs of the model are the logits, or a mapping or object with `logits`, or a tuple whose first tensor with at
-    least two dimensions are the logits. With `shift_labels` the logits at each token are those of the next label.
+    least two dimensions holds the logits. With `shift_labels`, logits at a token are compared with the next label.
 
-    The term is a mean over the positions of the microbatch that count, like the loss itself. Where these differ between
-    microbatches or ranks, the loop must weigh microbatches by their tokens, as the Trainer does with
+    The term is a mean over the positions of the microbatch that count, like the loss itself. If their number differs
+    between microbatches or ranks, the loop must weight microbatches by their tokens, as the Trainer does with
     `accumulate_train_batch_on_tokens=True`; then several microbatches equal one batch.
 
     **Events** BEFORE_TRAIN_BATCH, BEFORE_BACKWARD, AFTER_TRAIN_BATCH. **Reads** `state.outputs`, the labels and the
@@ -126,7 +126,7 @@ class ZLoss(Algorithm):
     **When not to use it** the loss is not a softmax cross-entropy: for example, binary cross-entropy of several labels.
 
     Args:
-        coefficient: The weight c of the term, at least 0. 0 changes nothing, but logs.
+        coefficient: The weight c of the term, at least 0. 0 only logs.
         target_key: Position of the labels in the batch; see `State.batch_get_item`. None: "labels" of a mapping, and
             1 of anything else.
         mask_key: Position of a mask in the batch, with zeros where tokens do not count. None: only labels decide.
