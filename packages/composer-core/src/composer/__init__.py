@@ -56,7 +56,7 @@ _PARTS = {
 
 def __getattr__(name: str) -> Any:
     if name == "__all__":
-        return _public()  # `from composer import *` takes what is installed
+        return _public()  # `from composer import *` imports what is installed
     if name == "__version__":
         from importlib.metadata import version
 

@@ -81,7 +81,7 @@ class Generate(Callback):
             self.generate(state, logger)
 
     def generate(self, state: State, logger: Logger) -> None:
-        """Continue the prompts now and log the table. Must be called on every rank.
+        """Continue the prompts now and log the table. Call it on every rank.
 
         Args:
             state: The state of the run.

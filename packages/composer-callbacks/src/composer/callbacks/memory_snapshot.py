@@ -1,4 +1,4 @@
-"""Record the use of CUDA memory during some batches."""
+"""Record CUDA memory usage during some batches."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ class MLPerfCallback(Callback):
         ModuleNotFoundError: `mlperf_logging` is not installed.
         RuntimeError: At INIT, if the command fails.
 
-    Differs: the status of the system is written as the rules from version 4 on require.
+    Differs: the status of the system is written as the rules require since version 4.
     """
 
     def __init__(

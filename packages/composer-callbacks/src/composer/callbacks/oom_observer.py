@@ -1,4 +1,4 @@
-"""Write the use of CUDA memory to files when an allocation fails."""
+"""Write CUDA memory usage to files when an allocation fails."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class SnapshotFileNameConfig:
 
 
 class OOMObserver(Callback):
-    """Writes the use of CUDA memory to files when an allocation fails, before the error is raised.
+    """Writes CUDA memory usage to files when an allocation fails, before the error is raised.
 
     From INIT on torch records every allocation. When an allocation fails, the files of `SnapshotFileNameConfig` are
     written and passed to loggers that store files. The two flame graphs require the script `flamegraph.pl` of Brendan

@@ -21,7 +21,7 @@ class OptimizerMonitor(Callback):
     """Logs the L2 norm of every gradient and of all gradients together, and metrics that the optimizer reports.
 
     An optimizer reports metrics if it has a method `report_per_parameter_metrics(param, name, metrics)`, such as
-    `DecoupledAdamW`, also if another optimizer wraps it (`base_optimizer`, as in SAM). Names are those of
+    `DecoupledAdamW`, even if another optimizer wraps it (`base_optimizer`, as in SAM). Names are those of
     `state.model.named_parameters()` without the prefixes of `DistributedDataParallel` and `torch.compile`. Parameters
     without a gradient are left out.
 
@@ -77,7 +77,7 @@ class OptimizerMonitor(Callback):
 
     @torch.no_grad()
     def norms(self, state: State) -> dict[str, torch.Tensor]:
-        """Return the current norms, on the device. Must be called on every rank.
+        """Return the current norms, on the device. Call it on every rank.
 
         Args:
             state: The state of the run.

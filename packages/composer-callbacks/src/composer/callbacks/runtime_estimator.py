@@ -33,7 +33,7 @@ class RuntimeEstimator(Callback):
     """Logs an estimate of the remaining time, including evaluations.
 
     The estimate assumes that training continues at the mean speed measured so far, and that each evaluator runs as
-    often per batch as until its last run, each time for its mean duration. Evaluators that have not run yet are not
+    often per batch as up to its last run, each time for its mean duration. Evaluators that have not run yet are not
     included.
 
     **Events** INIT, FIT_START, BATCH_START, BATCH_END, EVAL_START, EVAL_END; EVAL_STANDALONE_START and _END, between
@@ -41,7 +41,7 @@ class RuntimeEstimator(Callback):
     **Cost** none on the device.
 
     Args:
-        skip_batches: Number of batches at the start that are not measured, because they include warmup; also after a
+        skip_batches: Number of batches at the start that are not measured, because they include warmup, even after a
             resumption.
         time_unit: "seconds", "minutes", "hours" or "days".
 

@@ -1,4 +1,4 @@
-"""Log the use of the machine: processors, memory, disk, network and GPUs."""
+"""Log the utilization of the machine: processors, memory, disk, network and GPUs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _GPU_KEYS = ("gpu_percentage", "memory_percentage", "gpu_temperature_C", "gpu_po
 
 
 class SystemMetricsMonitor(Callback):
-    """Logs the use of this machine and its GPUs, at the start of a batch, at most once a second.
+    """Logs the utilization of this machine and its GPUs, at the start of a batch, at most once a second.
 
     Processors, memory, disk (that of the working directory) and network are those of the whole machine. GPUs are read
     through NVML, which requires the package `nvidia-ml-py`; values that a GPU does not support, such as the power of
@@ -33,7 +33,7 @@ class SystemMetricsMonitor(Callback):
 
     **Events** INIT, BATCH_START, EVAL_BATCH_START, PREDICT_BATCH_START; EVAL_END, FIT_END, EVAL_STANDALONE_END,
     PREDICT_END, CLOSE.
-    **Cost** some tenths of a millisecond of the host per second; with several ranks on GPUs, which are read at every
+    **Cost** some tenths of a millisecond on the host per second; with several ranks on GPUs, which are read at every
     batch, one small all-gather per batch.
 
     Args:
@@ -112,7 +112,7 @@ class SystemMetricsMonitor(Callback):
             logger.log_metrics(self._by_rank([_readings(self._nvml, self._handle)]))
 
     def _gather(self, state: State, logger: Logger) -> None:
-        """Start to gather the readings of all ranks. Must be called equally often on every rank."""
+        """Start to gather the readings of all ranks. Call it equally often on every rank."""
         if self._nvml is None or dist.get_world_size() == 1:
             return
         self._log_pending(logger)

@@ -5,7 +5,7 @@ describe a key that takes years to hash, or a tensor that reaches beyond its dat
 is loaded. The first pass follows its opcodes and creates no objects. It bounds depth and sharing, so that walking,
 hashing or comparing the content takes time in proportion to the file. The second creates plain values, with a
 `_Placeholder` for every class, and checks the arguments of each call, because only they tell how large a tensor is and
-where its data lie. Both use documented parts of the format only, and no private tables of torch.
+where its data is. Both use documented parts of the format only, and no private tables of torch.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def check_torch_file(file: IO[bytes], where: str, parts: Mapping[str, Part] | No
 
 
 def check_pickle(data: bytes, where: str, size: int | None = None, parts: Mapping[str, int] | None = None) -> None:
-    """Check a pickle; raises as `check_torch_file`.
+    """Check a pickle; raises like `check_torch_file`.
 
     Args:
         data: The pickle.

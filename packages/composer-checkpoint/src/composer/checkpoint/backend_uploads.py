@@ -60,7 +60,7 @@ class Backend:
 
         Args:
             uri: The URI of the bucket, or of a folder in it.
-            arguments: Arguments of the class, beside those that the URI gives; these come first.
+            arguments: Arguments of the class; they take precedence over those that the URI gives.
 
         Raises:
             ValueError: The URI names no bucket.
@@ -85,7 +85,7 @@ class Backend:
         return cls(scheme, bucket, path, {**of_uri, **(arguments or {})}, f"{scheme}://{bucket}")
 
     def with_mlflow_ids(self) -> Backend:
-        """Return this store with identifiers of MLflow in place of placeholders. A collective if there are some."""
+        """Return this store with identifiers of MLflow in place of placeholders; a collective if it has any."""
         path = str(self.arguments.get("path", ""))
         filled = fill_mlflow_ids(path) if self.name == "dbfs" else path
         if filled == path:
@@ -109,7 +109,7 @@ class Backend:
 class UploadProcesses:
     """Processes that upload files, so that a slow client does not compete with the training for the interpreter.
 
-    If one dies, all are started anew, and what they were uploading is uploaded again.
+    If one dies, all are restarted, and what they were uploading is uploaded again.
 
     Args:
         context: The context of `multiprocessing`.
@@ -126,7 +126,7 @@ class UploadProcesses:
         self._sent: Any = context.Value("Q", 0, lock=False)
         self._closed = False
         self._process = os.getpid()
-        call_at_exit(self.close)  # runs when uploads have ended or are given up; then the pool would wait for ever
+        call_at_exit(self.close)  # runs when uploads have ended or are given up; then the pool would wait forever
 
     def send(self, path: Path, name: str, progress: Progress) -> None:
         """Upload a file, and wait for it.
@@ -227,7 +227,7 @@ def stagger(send: Send) -> Send:
     It waits `COMPOSER_LOCAL_RANK_STAGGER_SECONDS` times the local rank, so that processes do not upload all at once.
 
     Raises:
-        ValueError: The variable is no number of seconds.
+        ValueError: The variable is not a number of seconds.
     """
     text = os.environ.get(_STAGGER) or "0"
     try:
@@ -253,7 +253,7 @@ def has_mlflow_ids(text: str) -> bool:
 
 
 def fill_mlflow_ids(path: str, known: Mapping[str, str] | None = None) -> str:
-    """Replace `{mlflow_experiment_id}` and `{mlflow_run_id}` in a path or URI. A collective if it contains them.
+    """Replace `{mlflow_experiment_id}` and `{mlflow_run_id}` in a path or URI; a collective if it has any.
 
     Args:
         path: The path.

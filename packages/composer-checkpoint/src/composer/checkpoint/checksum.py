@@ -57,7 +57,7 @@ _COMMENT_LENGTH = 2  # bytes of the last field of a zip archive, the length of i
 _BLOCK = 1 << 20
 _HEADER = 30  # bytes of the header of a part, without its name
 _END, _END_64, _LOCATOR = struct.Struct("<4s4H2LH"), struct.Struct("<4sQ2H2L4Q"), 20  # of the end of an archive
-_THREADS = max(1, min(4, os.cpu_count() or 1) - 1)  # beside the one that loads; each is faster than it
+_THREADS = max(1, min(4, os.cpu_count() or 1) - 1)  # besides the one that loads; each is faster than it
 
 
 class Part(NamedTuple):
@@ -149,7 +149,7 @@ class CheckedFile(NamedTuple):
     Attributes:
         file: The file, at its beginning.
         footer: `{"file": name}`, as saved beside the checksum; None without one.
-        parts: The parts of the archive by name; None in other formats than the present one.
+        parts: The parts of the archive by name; None in formats other than the current one.
     """
 
     file: io.BufferedReader

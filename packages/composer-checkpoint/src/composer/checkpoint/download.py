@@ -226,7 +226,7 @@ def _read_http(address: str, target: Path, progress: bool) -> None:
 def download_monolithic_checkpoint(
     source_uri: str, destination_path: str | os.PathLike[str], global_rank_zero_only: bool = True
 ) -> None:
-    """Download a checkpoint of one file. To be called on every rank; all return when it is there.
+    """Download a checkpoint of one file. Call it on every rank; all return when it is there.
 
     Args:
         source_uri: A URI, such as `s3://bucket/run/model.pt`, or a local path, which is linked to.

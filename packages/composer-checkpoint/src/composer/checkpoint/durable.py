@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 UNDELIVERED = "UNDELIVERED"
-"""The name of a file that marks a scratch folder with data that are nowhere else: it stays if its process dies."""
+"""The name of a file that marks a scratch folder with data that exists nowhere else: it stays if its process dies."""
 
 _TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{8}\.saving")
 _SCRATCH = "composer-scratch-"
@@ -108,7 +108,7 @@ def sync_folder(folder: Path) -> None:
     except OSError:
         return  # some systems cannot open folders
     try:
-        with suppress(OSError):  # some file systems cannot synchronise them
+        with suppress(OSError):  # some file systems cannot synchronize them
             os.fsync(descriptor)
     finally:
         os.close(descriptor)
@@ -203,7 +203,7 @@ def _remove_abandoned(where: Path) -> None:
 
 
 def _lock(folder: Path, wait: bool) -> int | None:
-    """Lock a folder until the descriptor is closed; None if another process has, or there are no such locks."""
+    """Lock a folder until the descriptor is closed; None if another process holds it, or locks are not supported."""
     try:
         import fcntl
     except ImportError:  # on Windows

@@ -37,7 +37,7 @@ def export_safetensors(
     ignore_keys: Keys | None = None,
     overwrite: bool = False,
 ) -> Path:
-    """Write a model's parameters and buffers to a safetensors file. To be called on every rank.
+    """Write a model's parameters and buffers to a safetensors file. Call it on every rank.
 
     Tied weights are stored once. The header holds the version, and the timestamp of the run if it is known. Read the
     file with `load_safetensors` or any other library that reads the format.
@@ -90,12 +90,12 @@ def export_safetensors(
 def load_safetensors(
     module: torch.nn.Module, path: str | os.PathLike[str], *, strict: bool = True
 ) -> tuple[list[str], list[str]]:
-    """Load a safetensors file into a module. To be called on every rank.
+    """Load a safetensors file into a module. Call it on every rank.
 
     Args:
         module: The module, wrapped by DDP or not. Tensors are copied into its own, in their precision.
         path: The file, or its URI.
-        strict: True if its names and the module's must be the same. Of tied weights one name is enough.
+        strict: True if its names and the module's must be the same. One name is enough for tied weights.
 
     Returns:
         The names that are missing in the file, and those that are unknown to the module.

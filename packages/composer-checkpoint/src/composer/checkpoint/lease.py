@@ -130,7 +130,7 @@ class Lease:
         return taken
 
     def _is_stale(self, record: Record) -> bool:
-        """Return True if there was no heartbeat for long; raise if there is a new one."""
+        """Return True if there was no heartbeat for a long time; raise if there is a new one."""
         age = self.place.age(record)
         if age is not None and age > self.place.stale_seconds:
             return True
@@ -158,9 +158,9 @@ class Lease:
         )
 
     def check(self) -> None:
-        """Check that the lease still belongs to this run. To be called before anything is written.
+        """Check that the lease still belongs to this run. Call it before anything is written.
 
-        For a remote store this takes some seconds at most: if it does not answer, training goes on, and the upload
+        For a remote store this takes some seconds at most: if it does not answer, training continues, and the upload
         fails.
 
         Raises:
@@ -324,7 +324,7 @@ class _Folder:
 
     def read(self) -> Record | None:
         try:
-            with open(self.path, "rb") as file:  # opening a file over NFS fetches its present content
+            with open(self.path, "rb") as file:  # opening a file over NFS fetches its current content
                 owner = _parsed(file.read())
                 return Record(owner.get("token", ""), owner, os.fstat(file.fileno()).st_mtime_ns)
         except FileNotFoundError:

@@ -56,7 +56,7 @@ class CheckpointLoadOptions:
         load_planner: A planner of `torch.distributed.checkpoint`; of checkpoints in shards only.
         fsdp_config: Must be None, as `shard_as_needed_during_load` is False.
         device_mesh: Must be None, likewise.
-        seed: Must be 42, likewise: it would seed what sharding initialises.
+        seed: Must be 42, likewise: it would seed what sharding initializes.
 
     Raises:
         ValueError: An argument cannot work.
@@ -102,7 +102,7 @@ def load_checkpoint(
     optim_child_path: str | None = None,
     resumption_filename: str = "resumption.pkl",
 ) -> None:
-    """Load a checkpoint that `save_checkpoint_to_disk` wrote. To be called on every rank.
+    """Load a checkpoint that `save_checkpoint_to_disk` wrote. Call it on every rank.
 
     For the checkpoints of a Trainer, there is `composer.checkpoint.load_checkpoint`.
 
@@ -152,7 +152,7 @@ def load_checkpoint(
 def load_model_checkpoint(
     model: torch.nn.Module, load_path: Path_, load_options: CheckpointLoadOptions | None = None
 ) -> None:
-    """Load a model that `save_model_to_disk` wrote. To be called on every rank.
+    """Load a model that `save_model_to_disk` wrote. Call it on every rank.
 
     Args:
         model: The model to load into; wrapped or not.
@@ -187,7 +187,7 @@ def load_optim_checkpoint(
     load_path: Path_,
     load_options: CheckpointLoadOptions | None = None,
 ) -> None:
-    """Load an optimizer that `save_optim_to_disk` wrote. To be called on every rank.
+    """Load an optimizer that `save_optim_to_disk` wrote. Call it on every rank.
 
     As in torch, its tensors get the precision of their parameters.
 
@@ -224,10 +224,10 @@ def load_optim_checkpoint(
 
 
 def load_resumption_checkpoint(state: State, load_path: Path_) -> None:
-    """Load the state that `save_resumption_state_to_disk` wrote, running no code from it. To be called on every rank.
+    """Load the state that `save_resumption_state_to_disk` wrote, running no code from it. Call it on every rank.
 
     The random generators are restored immediately, unless `state.resumption` is set, as by the Trainer, which restores
-    them when training goes on.
+    them when training continues.
 
     Args:
         state: The run to load into.
@@ -405,11 +405,11 @@ def _set_optimizer(
 def _merged(
     saved: dict[str, Any], own: dict[str, Any], include_keys: Keys | None, ignore_keys: Keys | None, strict: bool
 ) -> dict[str, Any]:
-    """Merge the saved state of the selected parameters with the present state of the others.
+    """Merge the saved state of the selected parameters with the current state of the others.
 
     Args:
         saved: The file's state.
-        own: The optimizer's present state.
+        own: The optimizer's current state.
         include_keys: Patterns of the only parameters requested.
         ignore_keys: Patterns of parameters not requested.
         strict: True if both must hold the same parameters of those that are requested.

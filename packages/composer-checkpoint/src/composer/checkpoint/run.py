@@ -61,7 +61,7 @@ def save_checkpoint(
     weights_only: bool = False,
     ignore_keys: IgnoreKeys | None = None,
 ) -> str | None:
-    """Save a run to a file. To be called on every rank; rank 0 writes.
+    """Save a run to a file. Call it on every rank; rank 0 writes.
 
     When this returns, the file is complete, with a checksum, and on the disk. If it fails, there is no file.
 
@@ -70,7 +70,7 @@ def save_checkpoint(
         filename: The path; a format string with the variables of
             `composer.utils.FORMAT_NAME_WITH_DIST_AND_TIME_TABLE`. Its extension is the format: see
             `composer.checkpoint.file.write_file`.
-        weights_only: Save the model only, from which training cannot go on.
+        weights_only: Save the model only, from which training cannot continue.
         ignore_keys: The parts to leave out; see `glob_filter`.
 
     Returns:
@@ -103,7 +103,7 @@ def collect(
     """
     saved = state.state_dict()
     content: dict[str, Any] = {"state": {key: saved[key] for key in _WEIGHTS} if weights_only else saved}
-    content["sealed"] = True  # written with a checksum, which readers of the file then demand
+    content["sealed"] = True  # written with a checksum, which readers of the file then require
     if not weights_only:
         content["rng"] = reproducibility.get_rng_state()
         part = state.resumption
@@ -127,7 +127,7 @@ def load_checkpoint(
     *,
     divide: Callable[[], None] | None = None,
 ) -> list[dict[str, Any]] | None:
-    """Load a run from a checkpoint that the Trainer or `save_checkpoint` wrote. To be called on every rank.
+    """Load a run from a checkpoint that the Trainer or `save_checkpoint` wrote. Call it on every rank.
 
     For the folders that `save_checkpoint_to_disk` writes, there is `composer.checkpoint.load.load_checkpoint`.
 
@@ -321,7 +321,7 @@ def _check_ranks_agree(state: State) -> None:
 
 
 def read_checkpoint(path: str | os.PathLike[str], keys: Sequence[str] | None = None) -> Any:
-    """Read a checkpoint onto the CPU, running no code from it. To be called on every rank.
+    """Read a checkpoint onto the CPU, running no code from it. Call it on every rank.
 
     Args:
         path: Its path or URI: a file of any format that the Trainer writes, or a folder of shards.

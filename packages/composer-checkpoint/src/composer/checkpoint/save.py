@@ -108,14 +108,14 @@ class CheckpointSaveOptions:
         self._schedule = frequency if callable(frequency) else create_interval_scheduler(frequency)
 
     def is_due(self, state: State, event: Event) -> bool:
-        """Return True if it is time to save. To be called at each BATCH_, EPOCH_ and ITERATION_CHECKPOINT."""
+        """Return True if it is time to save. Call it at each BATCH_, EPOCH_ and ITERATION_CHECKPOINT."""
         return self._schedule(state, event)
 
 
 def save_checkpoint_to_disk(
     destination_dir: str | os.PathLike[str], state: State, options: CheckpointSaveOptions | None = None
 ) -> str:
-    """Save a run now. To be called on every rank; all return when it is saved.
+    """Save a run now. Call it on every rank; all return when it is saved.
 
     Args:
         destination_dir: The folder of all checkpoints; a format string, as `dir_prefix`.
@@ -169,7 +169,7 @@ def save_model_to_disk(
 ) -> str | None:
     """Save a model to `model.pt` or `model.safetensors` in a folder, or to the folder itself in shards.
 
-    To be called on every rank; all return when it is saved.
+    Call it on every rank; all return when it is saved.
 
     Args:
         model: The model, wrapped or not.
@@ -276,7 +276,7 @@ def save_state_dict_to_disk(
     overwrite: bool = False,
     save_format: str = "pt",
 ) -> str | None:
-    """Save any state atomically, with a checksum. To be called on every rank.
+    """Save any state atomically, with a checksum. Call it on every rank.
 
     Args:
         state_dict: The state. If it holds sharded tensors, each rank writes its shards. Otherwise that of rank 0 is

@@ -1,4 +1,4 @@
-"""Tools for callbacks that save while training goes on: writing in the background, and ranking by a metric."""
+"""Tools for callbacks that save while training continues: writing in the background, and ranking by a metric."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ class BestCheckpoints:
     Args:
         count: The number to keep; 0 keeps none.
         monitor: `"<evaluator>/<metric>"`, `"train/<metric>"` or `"loss/train/<loss>"`.
-        mode: `"max"` if more is better, `"min"` if less is.
+        mode: `"max"` if higher is better, `"min"` if lower is.
 
     Raises:
         ValueError: An argument cannot work, or one is missing.
@@ -193,7 +193,7 @@ class BestCheckpoints:
             )
 
     def consider(self, path: str, state: State) -> None:
-        """Add a checkpoint that is about to be saved, with the present value of the metric."""
+        """Add a checkpoint that is about to be saved, with the current value of the metric."""
         if self.monitor is None:
             return
         value = _value(self.monitor, state)

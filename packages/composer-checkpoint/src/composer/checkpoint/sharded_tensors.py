@@ -1,4 +1,4 @@
-"""Between whole tensors and sharded ones (`DTensor`), in nested structures."""
+"""Convert between whole and sharded tensors (`DTensor`) in nested structures."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def shard_like(whole: torch.Tensor, like: Any) -> torch.Tensor:
 
     Args:
         whole: The tensor.
-        like: What it is to be like; if that is whole, `whole` is returned.
+        like: The tensor whose division is copied; if that is whole, `whole` is returned.
     """
     if not is_sharded(like) or is_sharded(whole):
         return whole

@@ -538,7 +538,7 @@ def check_run(folder: Path) -> str | None:
     """Check a checkpoint in shards without loading it.
 
     Returns:
-        The name under which it was saved; None if it is not recorded, and then nor are checksums.
+        The name under which it was saved; None if neither it nor checksums are recorded.
 
     Raises:
         CorruptCheckpointError: A file of it is missing, torn, truncated or altered.

@@ -1,4 +1,4 @@
-"""One folder of a remote store, through fsspec: whole files or none, with retries and errors that name the way out."""
+"""One folder of a remote store, through fsspec: whole files or none, with retries, and errors that say what to do."""
 
 from __future__ import annotations
 
@@ -237,7 +237,7 @@ class Storage:
         return self._do("read", name, read)
 
     def is_damaged(self, name: str, error: BaseException) -> bool:
-        """Return True if a file that could not be read is damaged, rather than the store down or refusing.
+        """Return True if a file that could not be read is damaged, rather than that the store is down or refuses.
 
         One more request shows whether the store works.
 
@@ -487,7 +487,7 @@ def retrying(
         what: What it does, beginning with a verb, for messages.
         where: The remote place, for messages.
         local: The local file that it writes, which may be on a full disk.
-        attempts: How often to call it at most.
+        attempts: The maximum number of calls.
         backoff_seconds: The pause after the first attempt; it doubles after each.
         reconnect: Called before the next attempt.
         transient: Returns True for an error after which to try again; None: as `is_transient`.
@@ -626,7 +626,7 @@ def direct_storage(uri: str | os.PathLike[str], block_size: int | None = None, *
 
 
 def _limits(scheme: str) -> dict[str, Any]:
-    """Return the options by which a client raises an error for a store that hangs, if its own limits are no use."""
+    """Return the options by which a client raises an error for a store that hangs, if its own limits are not usable."""
     if scheme not in ("gcs", "gs"):
         return {}
     from aiohttp import ClientTimeout
@@ -868,7 +868,7 @@ def is_transient(error: BaseException) -> bool:
 
 
 def is_marked_transient(error: BaseException) -> bool:
-    """Return True if an object store says that the request may succeed later, and has not tried that itself."""
+    """Return True if an object store says that the request may succeed later, and has not retried it itself."""
     return isinstance(error, ObjectStoreTransientError) and not isinstance(error, StorageError)
 
 

@@ -1,4 +1,4 @@
-"""The interface of object stores: what a run needs of a bucket of files."""
+"""The interface of object stores: what a run needs from a bucket of files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T", bound="ObjectStore")
 
 
 class ObjectStoreTransientError(RuntimeError):
-    """A request to a store failed in a way that may be temporary: it is made again, three times in all."""
+    """A request to a store failed in a way that may be temporary: it is retried, with three attempts in all."""
 
 
 class ObjectStore:
@@ -24,8 +24,8 @@ class ObjectStore:
 
     To support another store, override the methods that are needed: reading a file needs `download_object`, by a URI
     also `get_object_size`; saving a run needs all of them.
-    Raise `ObjectStoreTransientError` where another attempt may succeed, FileNotFoundError for an object that does not
-    exist. The constructor of this class does nothing.
+    Raise `ObjectStoreTransientError` where another attempt may succeed, and FileNotFoundError for a missing object. The
+    constructor of this class does nothing.
     """
 
     def get_uri(self, object_name: str) -> str:

@@ -74,7 +74,7 @@ class ObjectStoreFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec
         self.store.upload_object(object_name=rpath, filename=lpath, callback=_reporting(callback))
 
     def rm_file(self, path: str) -> None:
-        """Refuse."""
+        """Raise PermissionError: object stores remove no objects."""
         raise PermissionError(f"{type(self.store).__name__} removes no objects")
 
 

@@ -174,14 +174,14 @@ class Uploader:
         Args:
             source: The file, which may be deleted or replaced as soon as this returns.
             name: Its name in the store.
-            overwrite: Replace what has this name there; else that is a FileExistsError, raised later by
+            overwrite: Replace an existing file of this name; otherwise a FileExistsError is raised later by
                 `check`, `wait` or `close`.
             link: The name and the text of a small file that is written after the upload.
             remove_source: Delete `source` after the upload, if it still is this file.
             before: Files and their names to upload first; the file and its link follow when all of them are complete.
 
         Returns:
-            The upload. It ends with the error of a failed one, with a TimeoutError if it is given up.
+            The upload. It ends with its error if it fails, and with a TimeoutError if it is given up.
 
         Raises:
             FileNotFoundError: There is no such file.
@@ -222,7 +222,7 @@ class Uploader:
         self.check()
 
     def close(self) -> None:
-        """Wait until all uploads have ended, and end the threads. Raises as `wait`, but no failure a second time."""
+        """Wait until all uploads have ended, and end the threads. Raises like `wait`, but no failure twice."""
         if self._closed or os.getpid() != self._process:
             return
         try:

@@ -36,7 +36,7 @@ class RemoteUploaderDownloader(LoggerDestination):
     """Uploads the files that callbacks, loggers and `Logger.upload_file` hand over, in the background.
 
     A file is copied first, so it may be changed or removed immediately. Uploads of one name happen one after the other,
-    so the last one wins. The end of `fit`, of an evaluation and of a prediction wait for all uploads. A failed upload
+    so the last one wins. `fit`, evaluations and predictions end by waiting for all uploads. A failed upload
     is reported there, or at the end of the next batch or epoch: as a warning, or, with `on_error="raise"`, as an error
     that ends the run. What was not uploaded is named when the run is closed, and its copies are kept.
 
@@ -51,7 +51,7 @@ class RemoteUploaderDownloader(LoggerDestination):
             `FORMAT_NAME_WITH_DIST_TABLE`.
         num_concurrent_uploads: The number of simultaneous uploads.
         upload_staging_folder: The folder for copies; else a temporary one.
-        use_procs: Upload in processes, else in threads. The processes start anew: the script that trains must be
+        use_procs: Upload in processes, else in threads. The processes are spawned: the script that trains must be
             importable, with its code under `if __name__ == "__main__"`.
         num_attempts: The maximum number of attempts after transient failures.
         on_error: What a Trainer does if an upload fails: "warn" (once; the run continues) or "raise".
@@ -165,7 +165,7 @@ class RemoteUploaderDownloader(LoggerDestination):
             state: The run.
             remote_file_name: The name to store it under. A URI in another bucket is ignored.
             file_path: The file.
-            overwrite: Replace an object of this name; else that is a FileExistsError, raised later.
+            overwrite: Replace an object of this name; otherwise a FileExistsError is raised later.
 
         Raises:
             FileExistsError: An object of this name is in the queue, and `overwrite` is False.

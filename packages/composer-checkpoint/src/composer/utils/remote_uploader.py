@@ -182,7 +182,7 @@ class RemoteUploader:
         futures, self.futures = self.futures, []
         if self._uploader is None:
             return
-        with suppress(Exception):  # a failure, also that of a store which hangs, is the result of its future
+        with suppress(Exception):  # a failure, even that of a store that hangs, is the result of its future
             self._uploader.wait()
         for future in futures:
             future.result()
@@ -222,8 +222,8 @@ class RemoteUploader:
 
         Args:
             remote_checkpoint_file_names: The names in the bucket.
-            max_wait_time_in_seconds: How long to watch; a first look may take ten seconds.
-            wait_before_next_try_in_seconds: The pause between two looks.
+            max_wait_time_in_seconds: How long to watch; the first check may take ten seconds.
+            wait_before_next_try_in_seconds: The pause between two checks.
 
         Returns:
             The outcome: all exist, it took too long (or this object was closed), or this object could not upload one

@@ -17,7 +17,7 @@ _namespace_of: Any = vars(ModuleType)["__dict__"].__get__
 
 @cache
 def points(group: str) -> Mapping[str, Any]:
-    """The entry points of a group by name, unimported. Read once per process.
+    """Return the entry points of a group by name, without importing them. They are read once per process.
 
     Args:
         group: The entry-point group, for example `"composer.algorithms"`.
@@ -58,16 +58,16 @@ def missing_error(caller: FrameType) -> type[ImportError | AttributeError]:
 
 
 def load(group: str, name: str, missing: type[ImportError | AttributeError] = ModuleNotFoundError) -> Any:
-    """Import what `name` of an entry-point group stands for.
+    """Import the object that an entry-point group registers under a name.
 
     Args:
         group: The entry-point group.
         name: The name.
-        missing: What to raise if a distribution of this project registers the name, but is not installed.
+        missing: The error to raise if a distribution of this project registers the name, but is not installed.
 
     Raises:
         ImportError: `missing`, unless that is an AttributeError.
-        AttributeError: Nobody is known to register the name.
+        AttributeError: No known distribution registers the name.
     """
     point = points(group).get(name)
     if point is not None:
@@ -97,7 +97,7 @@ class _ListedModule(ModuleType):
                 warnings.warn(f"`{self.__name__}.{name}` cannot be imported, so it is left out: {error}", stacklevel=2)
         return namespace
 
-    def __dir__(self) -> list[str]:  # that of modules would ask for `__dict__`, and so import everything
+    def __dir__(self) -> list[str]:  # that of modules would read `__dict__`, and so import everything
         names: list[str] = _namespace_of(self)["__dir__"]()
         return names
 
@@ -105,14 +105,14 @@ class _ListedModule(ModuleType):
 def lazy_namespace(
     group: str, namespace: dict[str, Any], *, listed: bool = False
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """The module-level `__getattr__` and `__dir__` of a namespace whose names come from entry points.
+    """Return the module-level `__getattr__` and `__dir__` of a namespace whose names come from entry points.
 
     `__all__` lists the module's own public names and everything installed, so `from ... import *` works.
 
     Args:
         group: The entry-point group that fills the namespace.
         namespace: The module's `globals()`; looked-up objects are kept there.
-        listed: `vars(module)` holds everything installed, which imports it.
+        listed: Let `vars(module)` import and list everything installed.
     """
     if listed:
         sys.modules[namespace["__name__"]].__class__ = _ListedModule
@@ -135,7 +135,7 @@ def lazy_namespace(
 
 
 def required_on_load() -> dict[str, str]:
-    """Return the distribution of each algorithm that its saved models cannot be loaded without."""
+    """Return the distribution of each algorithm without which its saved models cannot be loaded."""
     return _catalog().get("required_on_load", {})
 
 
@@ -149,7 +149,7 @@ def _catalog() -> dict[str, dict[str, str]]:
 
     The group `"required_on_load"` holds the algorithms whose `Algorithm.required_on_load` is True.
 
-    The file is generated when composer-core is built, and serves messages only: they name no distribution without it.
+    The file is generated when composer-core is built, and is used only for messages, to name the distribution.
     """
     from importlib.resources import files  # as slow as `importlib.metadata`; core may be imported from a zip file
 

@@ -111,7 +111,7 @@ def _argument(value: Any) -> str:
 def declared_events(algorithm: Algorithm) -> frozenset[Event] | None:
     """Return the events that an algorithm declares; None if `match` must be called at every event.
 
-    None also if `events` holds something else, as in code written for other libraries, and if a subclass overrides
+    Also None if `events` holds something else, as in code written for other libraries, and if a subclass overrides
     `match` without declaring `events` again.
     """
     events = algorithm.events

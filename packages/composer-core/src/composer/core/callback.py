@@ -24,7 +24,7 @@ class Callback(Serializable, ABC):
     """An observer of a run, with one method per event that takes the state and the logger. Override those you need.
 
     The engine calls only overridden methods. A subclass that overrides `run_event` instead is called at every event.
-    A callback must work over several `fit` calls and, after `close`, in a new run.
+    A callback must work across several `fit` calls and, after `close`, in a new run.
 
     The engine looks up which methods are overridden when it compiles its dispatch table. A method
     `(self, state, logger)` whose name is almost that of an event causes a warning when the class is created.
@@ -187,7 +187,7 @@ class Callback(Serializable, ABC):
         """
 
     def post_close(self) -> None:
-        """Release what `close` of other callbacks still needed. Called after every `close`; logging is over."""
+        """Release what the `close` of other callbacks may need. Called after all `close` methods; logging is over."""
 
 
 _OWN = frozenset({"state_dict", "load_state_dict", "run_event", "close", "post_close"})

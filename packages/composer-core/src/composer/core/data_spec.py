@@ -44,12 +44,12 @@ class DataSpec:
 
     Args:
         dataloader: An iterable over the batches of this rank.
-        num_samples: Samples in an epoch; None is the length of the dataset of a torch dataloader, if it has one.
+        num_samples: Samples in an epoch; None: the length of the dataset of a torch dataloader, if it has one.
         num_tokens: Tokens in an epoch, if known.
         batch_transforms: `batch -> batch`, called on the host before the batch moves to the device. None: the NumPy
             arrays of an `IterableDataset` become tensors, as in a `DataLoader`.
         microbatch_transforms: `batch -> batch`, called for each microbatch on the device.
-        split_batch: `(batch, microbatch_size) -> microbatches`; None is `default_split_batch`.
+        split_batch: `(batch, microbatch_size) -> microbatches`; None: `default_split_batch`.
         get_num_samples_in_batch: `batch -> number of samples`; None counts tensors and lists of the usual forms. The
             number may be of any library, such as `np.int64` or a CPU tensor of one integer.
         get_num_tokens_in_batch: `batch -> number of tokens`, or a dict of numbers by token type with the key "total",
@@ -117,7 +117,7 @@ class DataSpec:
             batch: A batch of this dataloader.
 
         Raises:
-            ValueError: The custom function returned something else than a number, or a tensor on an accelerator.
+            ValueError: The custom function did not return a number, or returned a tensor on an accelerator.
         """
         samples = self._count_samples(batch)
         if type(samples) is int:
@@ -159,10 +159,10 @@ class DataSpec:
         return number
 
     def count_batch(self, batch: Batch) -> tuple[int | float, int]:
-        """Return the number of samples and of tokens in a batch, as a loop needs them at every step.
+        """Return the number of samples and of tokens in a batch, for use at every step.
 
-        They are those of `get_num_samples_in_batch` and `get_num_tokens_in_batch`, also where these were replaced; a
-        tuple of tensors is counted at once.
+        They are those of `get_num_samples_in_batch` and `get_num_tokens_in_batch`, even if these were replaced; a
+        tuple of tensors takes a faster path.
 
         Args:
             batch: A batch of this dataloader.
@@ -220,7 +220,7 @@ _GET_NUM_SAMPLES, _GET_NUM_TOKENS = DataSpec.get_num_samples_in_batch, DataSpec.
 
 
 def ensure_data_spec(dataloader: DataSpec | Iterable[Batch] | dict[str, Any], argument: str = "dataloader") -> DataSpec:
-    """Make a `DataSpec` of a dataloader or of a dict of `DataSpec` arguments; return a `DataSpec` unchanged.
+    """Make a `DataSpec` from a dataloader or a dict of `DataSpec` arguments; return a `DataSpec` unchanged.
 
     Args:
         dataloader: The dataloader, dict or `DataSpec`.
@@ -254,10 +254,10 @@ def report_empty_epoch(state: State, yielded: int) -> None:
 
     Args:
         state: The state of the run.
-        yielded: The batches that its training loader had yielded before.
+        yielded: The number of batches that its training loader has yielded in earlier epochs.
 
     Raises:
-        RuntimeError: The run is not counted in epochs, so it would never end.
+        RuntimeError: `max_duration` is not in epochs, so the run would never end.
     """
     limit, now = state.max_duration, state.timestamp
     before = f", although it had yielded {yielded} before: it can be iterated only once" if yielded else ""
@@ -335,7 +335,7 @@ def _yields_samples(dataloader: Any) -> bool:
 
 
 def unchanged(batch: Batch) -> Batch:
-    """Return the batch: what a `DataSpec` without transforms does with it."""
+    """Return the batch unchanged: the default transform of a `DataSpec`."""
     return batch
 
 
@@ -352,21 +352,21 @@ def _check_callable(name: str, function: object) -> None:
 
 
 def _is_of_datasets(data: Any) -> bool:
-    """Return True for data sets of Hugging Face, which may be no subclasses of torch's.
+    """Return True for Hugging Face datasets, which need not be subclasses of torch's `Dataset`.
 
-    Programs, too, have modules called `datasets`.
+    The name of the module is not enough: programs may have a module `datasets` of their own.
     """
     return type(data).__module__.partition(".")[0] == "datasets" and hasattr(data, "with_format")
 
 
 def _warn_of_lists(dataloader: DataLoader[Any]) -> None:
-    """Warn if a loader of a Hugging Face data set makes lists of Python objects, which no module takes."""
+    """Warn if the loader of a Hugging Face dataset yields lists of Python objects, which modules do not accept."""
     dataset: Any = dataloader.dataset
     if not _is_of_datasets(dataset) or dataloader.collate_fn is not default_collate:
         return
     kind = (getattr(dataset, "format", None) or {}).get("type")
     if kind is not None or getattr(getattr(dataset, "_formatting", None), "format_type", None) is not None:
-        return  # of an `IterableDataset`, only the second is known
+        return  # an `IterableDataset` has only the second
     features = getattr(dataset, "features", None) or {}
     lists = [name for name, kind in features.items() if type(kind).__name__ not in ("Value", "ClassLabel")]
     if lists:
@@ -396,11 +396,11 @@ def _check_dataloader(dataloader: DataLoader[Any]) -> None:
         )
 
 
-# ---- loaders whose items are seen at the first of them only
+# ---- loaders that can only be checked by their first item
 
 
 def _may_yield_samples(dataloader: Any) -> bool:
-    """Return True if the items of a loader are those of a data set, which may be samples, or files of a WebDataset."""
+    """Return True if the items of a loader are those of a dataset, which may be samples, or files of a WebDataset."""
     if isinstance(dataloader, DataLoader):
         return dataloader.batch_size is None or bool(_stages_of(dataloader))
     return isinstance(dataloader, IterableDataset)
@@ -410,10 +410,10 @@ def _check_first(dataloader: Any, batch: Any) -> None:
     """Check the first item of a loader.
 
     Raises:
-        TypeError: It is a sample, or all of it is undecoded files of a WebDataset.
+        TypeError: It is a sample, or consists only of undecoded files of a WebDataset.
 
     Warns:
-        UserWarning: A part of it is undecoded files of a WebDataset.
+        UserWarning: Some parts of it are undecoded files of a WebDataset.
     """
     kind, stages = type(dataloader).__name__, _stages_of(dataloader)
     sample = None
@@ -681,7 +681,7 @@ def _split_mapping(
 
 
 def _split_fields(fields: Sequence[Any], size: int, samples: int | None) -> list[Any] | None:
-    """Split every element of a list or tuple, and combine the parts to tuples."""
+    """Split every element of a list or tuple, and combine the parts into tuples."""
     chunks = [_split(field, size, samples) for field in fields]
     count = _common_count(chunks)
     if count is None or count == 1:

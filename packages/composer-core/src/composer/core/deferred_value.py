@@ -52,7 +52,7 @@ class DeferredValue:
 
     @classmethod
     def of_tensor(cls, tensor: torch.Tensor) -> DeferredValue:
-        """Wrap the number in a tensor; it is read as a float.
+        """Wrap a tensor of one number, which is read as a float.
 
         Args:
             tensor: One element, any floating dtype; without a graph (`tensor.detach()`). It is stored, not copied, so
@@ -102,7 +102,7 @@ class DeferredValue:
         return self._read() if isinstance(result, torch.Tensor) and result.numel() == 1 else result
 
     def settled(self) -> float | None:
-        """Return the number of `of_tensor` if its tensor is on the CPU, else None: `plain`, three times as fast."""
+        """Return the number of `of_tensor` if its tensor is on the CPU, else None; three times as fast as `plain`."""
         tensor = self._result
         if self._compute is not None or tensor is None or not tensor.is_cpu:
             return None

@@ -1,4 +1,4 @@
-"""Tables of a state and a plan for notebooks, and how people name a model, an optimizer and a call."""
+"""Tables of a state and a plan for notebooks, and short names of models, optimizers and constructor calls."""
 
 from __future__ import annotations
 
@@ -22,36 +22,36 @@ _PLAIN = (bool, int, float, str, Time)
 
 
 def html_of_state(state: State, title: str = "State") -> str:
-    """Return a table of a run: how far it is, and what is trained how.
+    """Return a table of a run as HTML: its progress, model, optimizers, algorithms and metrics.
 
     Args:
         state: The state.
-        title: What the table is about.
+        title: The first words of the heading.
     """
     return table(f"{title} of {state.run_name}", _rows_of_state(state))
 
 
 def name_of_model(model: torch.nn.Module) -> str:
-    """Return the class of a model, without those that only wrap it.
+    """Return the class name of a model, without wrappers.
 
     Example:
         >>> from composer.models import ModuleWithLoss
         >>> name_of_model(ModuleWithLoss(torch.nn.Linear(3, 2), torch.nn.functional.cross_entropy))
         'Linear'
     """
-    inner = getattr(model, "module", None)  # of DDP, of any module with a loss, of a classifier
+    inner = getattr(model, "module", None)  # of DDP, `ModuleWithLoss` or a classifier
     return name_of_model(inner) if isinstance(inner, torch.nn.Module) else type(model).__name__
 
 
 def name_of_optimizer(optimizer: torch.optim.Optimizer) -> str:
-    """Return the class of an optimizer, and those that wrap it: "SGD in SAMOptimizer"."""
+    """Return the class name of an optimizer, and those of its wrappers: "SGD in SAMOptimizer"."""
     inner = getattr(optimizer, "base_optimizer", None)
     own = type(optimizer).__name__
     return f"{name_of_optimizer(inner)} in {own}" if isinstance(inner, torch.optim.Optimizer) else own
 
 
 def call_of(made: object) -> str:
-    """Return the class of an object and those of its arguments that are not the defaults, as far as it keeps them.
+    """Return the constructor call of an object, with the arguments that it stores and that differ from the defaults.
 
     Example:
         >>> call_of(torch.nn.Dropout(0.1))
@@ -61,14 +61,14 @@ def call_of(made: object) -> str:
     given = [
         f"{name}={kept[name] if isinstance(kept[name], Time) else repr(kept[name])}"
         for name, parameter in inspect.signature(type(made)).parameters.items()
-        # As text, since times of different units cannot be compared.
+        # As text, because times of different units cannot be compared.
         if name in kept and isinstance(kept[name], _PLAIN) and str(kept[name]) != str(parameter.default)
     ]
     return f"{type(made).__name__}({', '.join(given)})" if given else type(made).__name__
 
 
 def html_of_plan(plan: Plan) -> str:
-    """Return a table of a plan: who acts at which event, in which order and why."""
+    """Return a table of a plan as HTML: what acts at each event, in which order and why."""
     rows, previous = [], None
     for row in plan:
         rows.append(("" if row.event is previous else row.event.value, row.order, row.kind, row.name, row.reason))
@@ -102,7 +102,7 @@ def _rows_of_state(state: State) -> Iterator[tuple[str, Any]]:
 
 
 def number(value: Any) -> str:
-    """Return a number, or a tensor of one, with four digits; anything else as its text.
+    """Format a number, or a tensor of one number, with four significant digits; anything else with `str`.
 
     Example:
         >>> number(0.123456)

@@ -139,9 +139,9 @@ class Plan(Sequence[PlanRow]):
 
 
 class Dispatch:
-    """The compiled events of a run: `dispatch.batch_end()` runs BATCH_END; None where nobody acts.
+    """The compiled events of a run: `dispatch.batch_end()` runs BATCH_END; None where nothing acts.
 
-    A loop that asks first does not even call a function for an event that nobody needs::
+    A loop that checks first does not even call a function for an event at which nothing acts::
 
         dispatch = engine.dispatch
         if dispatch.batch_end:
@@ -168,7 +168,7 @@ class Engine:
 
     Args:
         state: The state of the run, with its algorithms and callbacks.
-        logger: The logger that algorithms and callbacks log with; None is a logger with the destinations among
+        logger: The logger that algorithms and callbacks log with; None: a logger with the destinations among
             `state.callbacks`.
         algorithm_passes: Custom passes: a function, `(function, index)`, or a list of these. They run after the default
             passes, or at position `index` in `engine.algorithm_passes`.
@@ -293,7 +293,7 @@ class Engine:
         return Plan(rows, {name: note for name, note in notes.items() if note})
 
     def close(self) -> None:
-        """Close all callbacks and loggers. Safe to call twice; called when the engine is garbage-collected, too."""
+        """Close all callbacks and loggers. Safe to call twice; also called when the engine is garbage-collected."""
         self._close()
         self._expire()
 
@@ -391,7 +391,7 @@ class _Calls(NamedTuple):
 
 
 class AlgorithmPlan:
-    """Runs the algorithms of one event in their order.
+    """The plan for one event, which runs its algorithms in order.
 
     Args:
         event: The event.
@@ -453,7 +453,7 @@ class AlgorithmPlan:
         return self._calls_in(self._order(self.candidates, ())).run
 
     def _apply_if_matching(self) -> Callable[[], Traces]:
-        """Return `_apply_matching` for a single algorithm, which most often does not match."""
+        """Return a faster `_apply_matching` for a single algorithm, which usually does not match."""
         if self._passes or self._remember:
             return self._apply_matching
         event, state, candidates, apply = self.event, self._state, self.candidates, self._apply_in_order

@@ -32,10 +32,10 @@ class Evaluator:
         dataloader: An iterable of batches, a `DataSpec`, or a dict of `DataSpec` arguments.
         metric_names: Case-insensitive regular expressions that select the evaluation metrics of the model by name;
             None selects all metrics, [] none.
-        subset_num_batches: The number of batches to evaluate; None is the number of the Trainer, -1 uses all.
+        subset_num_batches: The number of batches to evaluate; None: that of the Trainer; -1: all.
         eval_interval: The interval between evaluations during training: a number of epochs, a time string, a `Time`, or
-            a function `(state, event) -> bool`. 0 is never; None is the interval of the Trainer.
-        device_eval_microbatch_size: Samples per forward pass; None is the `batch_size` of the dataloader, or the whole
+            a function `(state, event) -> bool`. 0: never; None: that of the Trainer.
+        device_eval_microbatch_size: Samples per forward pass; None: the `batch_size` of the dataloader, or the whole
             batch if it has none. "auto" starts with that size; the Trainer halves it when the GPU runs out of memory.
 
     Raises:
@@ -130,7 +130,7 @@ class Evaluator:
 def ensure_evaluator(
     evaluator: Evaluator | DataSpec | Iterable[Any] | dict[str, Any], default_metric_names: Collection[str] | None
 ) -> Evaluator:
-    """Make an `Evaluator` with the label "eval" of a dataloader; return an `Evaluator` unchanged.
+    """Make an `Evaluator` with the label "eval" from a dataloader; return an `Evaluator` unchanged.
 
     Args:
         evaluator: An `Evaluator`, or a value for its argument `dataloader`.

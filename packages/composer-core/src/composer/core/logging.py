@@ -228,7 +228,7 @@ class Logger:
 
         Args:
             metrics: Values by name.
-            step: The number of trained batches; None is the current one.
+            step: The number of trained batches; None: the current number.
         """
         destinations = self.destinations
         if not destinations:
@@ -244,7 +244,7 @@ class Logger:
                     note_failure(destination, "log_metrics", error)
             elif (
                 getattr(destination.log_metrics, "__func__", None) is not _BASE_LOG_METRICS
-            ):  # do not read values for nothing
+            ):  # do not read values unnecessarily
                 if plain is None:
                     plain = _read_deferred(metrics)
                 call_logger(destination, "log_metrics", plain, step)
@@ -367,7 +367,7 @@ def note_failure(destination: LoggerDestination, method: str, error: Exception) 
 
 
 def tell_failures(destination: LoggerDestination) -> None:
-    """Log how often a destination failed, unless it failed at most once: that was reported by a warning."""
+    """Log how often a destination failed, if more than once: the first failure was reported by a warning."""
     count = vars(destination).pop(_NUM_FAILURES, 0)
     if count > 1:
         log.warning("`%s` failed %d times in this run; the first was reported.", type(destination).__name__, count)

@@ -106,12 +106,12 @@ def warn_if_multiple_loss_interpolation(algorithms: Sequence[Algorithm], event: 
 
 
 def sort_selective_backprop_first(algorithms: Sequence[Algorithm], event: Event) -> Sequence[Algorithm]:
-    """Move algorithms that prune the batch to the front. `order_by_placement` does this, too."""
+    """Move algorithms that prune the batch to the front. `order_by_placement` also does this."""
     return sorted(algorithms, key=lambda a: PRUNES_BATCH not in a.placement.provides)
 
 
 def sort_low_precision_layernorm_last(algorithms: Sequence[Algorithm], event: Event) -> Sequence[Algorithm]:
-    """Move algorithms that must follow added norms to the end. `order_by_placement` does this, too."""
+    """Move algorithms that must follow added norms to the end. `order_by_placement` also does this."""
     return sorted(algorithms, key=lambda a: ADDS_NORMS in a.placement.after)
 
 

@@ -50,7 +50,7 @@ class Precision(StringEnum):
             ) from None
 
 
-# What PyTorch, Lightning, Accelerate and transformers call them.
+# The names in PyTorch, Lightning, Accelerate and transformers.
 _ALIASES = {
     **dict.fromkeys(("32", "32-true", "float32", "full", "no"), "FP32"),
     **dict.fromkeys(("16", "16-mixed", "fp16", "float16", "half", "fp16-mixed"), "AMP_FP16"),
@@ -79,10 +79,10 @@ def get_precision_context(
 
     Args:
         precision: A `Precision` or its name.
-        precision_config: Arguments of TransformerEngine's `DelayedScaling` recipe, for AMP_FP8; None is the hybrid
+        precision_config: Arguments of TransformerEngine's `DelayedScaling` recipe, for AMP_FP8; None: the hybrid
             format with an amax history of 16 steps.
         fp8_autocast_enabled: True if TransformerEngine modules compute in FP8; False in evaluation. AMP_FP8 only.
-        device_type: The torch device type whose operations are affected; None is "cuda" if CUDA is available, else
+        device_type: The torch device type whose operations are affected; None: "cuda" if CUDA is available, else
             "cpu".
 
     Returns:

@@ -45,14 +45,14 @@ class RunProfiler(Protocol):
         Args:
             name: The name of the recorded span.
             actions: The profiler actions during which it is recorded: "skip", "warmup", "active", "active_and_save".
-            record_instant_on_start: Record an instant event at the start, too.
-            record_instant_on_finish: Record an instant event at the end, too.
+            record_instant_on_start: Also record an instant event at the start.
+            record_instant_on_finish: Also record an instant event at the end.
             categories: Categories to filter by.
         """
 
 
 class EventMarkers:
-    """The markers of one engine. They are always properly nested, even if a loop leaves out events.
+    """The markers of one engine. They are always properly nested, even if a loop skips events.
 
     The first event of a pair starts the marker "event/<canonical name>" after it has run; the second event ends it
     before it runs. Markers that are still open inside, such as that of an epoch that ended with an error, end too.
@@ -96,7 +96,7 @@ class EventMarkers:
         return (lambda: self._end(name)) if event.is_after_event else (lambda: None)
 
     def algorithms(self, algorithms: Sequence[Algorithm], event: Event) -> list[_Marked]:
-        """Return objects whose `apply` runs those of the algorithms within a marker."""
+        """Return wrappers of the algorithms, whose `apply` runs within a marker."""
         return [_Marked(a.apply, self._marker("algorithm", a, event), self._running) for a in algorithms]
 
     def hook(self, callback: Any, hook: Callable[[State, Logger], Any], event: Event) -> Callable[[State, Logger], Any]:

@@ -23,7 +23,7 @@ class Serializable:
 
 
 class Resumable(Protocol):
-    """The progress of a training loop besides the `State`, such as the position in the data."""
+    """The progress of a training loop that is not in the `State`, such as the position in the data."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return what to save under the key `resumption`; a collective operation, the same on every rank."""

@@ -58,14 +58,14 @@ class State(Serializable):
         model: The module being trained.
         rank_zero_seed: The seed of rank 0; rank r uses `rank_zero_seed + r`.
         run_name: The name of the run; None makes one from the current time.
-        device: The device to train on: a `Device` or its name; None is the device of the model.
+        device: The device to train on: a `Device` or its name; None: the device of the model.
         max_duration: The length of the run: a time string, a `Time` or a number of epochs.
-        device_train_microbatch_size: Samples per forward pass; None is the whole batch.
+        device_train_microbatch_size: Samples per forward pass; None: the whole batch.
         auto_microbatching: Whether the Trainer searches for the largest size that fits into memory.
         train_dataloader: The loader of the training data.
         evaluators: The datasets to evaluate on.
         dataloader: The active loader. Without `train_dataloader` it is the training loader as well.
-        dataloader_label: The label of the active loader; None is "train".
+        dataloader_label: The label of the active loader; None: "train".
         dataloader_len: The number of batches to use per epoch; -1 uses all.
         precision: The numerical precision, a `Precision` or its name.
         precision_config: Arguments of the FP8 recipe.
@@ -95,15 +95,15 @@ class State(Serializable):
         metric_outputs: The values that `model.update_metric` returned last.
         eval_metrics: Evaluation metrics by evaluator label and name.
         load_path: The checkpoint that the Trainer loaded; None if it loaded none.
-        train_data_spec: How the Trainer splits, counts and transforms the batches of `train_dataloader`; None in a loop
-            of one's own, where they are used as they are.
-        samples_per_epoch: The samples of an epoch while the batch size changes, so that schedules count epochs in
-            samples; None: in batches.
+        train_data_spec: How the Trainer splits, counts and transforms the batches of `train_dataloader`; None in a
+            custom loop, which uses them unchanged.
+        samples_per_epoch: The samples in an epoch while the batch size changes: schedules then count epochs in samples.
+            None: they count batches.
         profiler: Records when events, algorithms and callbacks start and end, such as a `composer.profiler.Profiler`;
             None records nothing, at no cost.
         fsdp_enabled: True if the model is sharded over ranks. `fsdp_config`, `tp_config` and `device_mesh` then hold
             the settings, and `fsdp_state_dict_type` says whether checkpoints are `"full"` or `"sharded"`.
-        data_rank: The index of the data shard that this rank trains on; None is the global rank.
+        data_rank: The index of the data shard that this rank trains on; None: the global rank.
 
     Raises:
         TypeError: `model` is not a `torch.nn.Module`.
@@ -168,7 +168,7 @@ class State(Serializable):
         self.scaler = scaler
         self.save_metrics = save_metrics
         self.serialized_attributes = list(_SERIALIZED)
-        self.resumption: Resumable | None = None  # of the loop that runs; every checkpoint holds its `state_dict`
+        self.resumption: Resumable | None = None  # set by the training loop; every checkpoint holds its `state_dict`
         self._set_progress()
         self._profiler: RunProfiler | None = None
         self._evaluators: ObservedList[Evaluator] = ObservedList(ensure_tuple(evaluators))
@@ -193,7 +193,7 @@ class State(Serializable):
             self.set_dataloader(dataloader, dataloader_label, dataloader_len)
 
     def _set_parallelism(self, config: Any) -> None:
-        from composer.utils import ParallelismConfig  # of another distribution
+        from composer.utils import ParallelismConfig  # from another distribution
 
         found: Any = ParallelismConfig.of(config)
         if found is None:
@@ -205,7 +205,7 @@ class State(Serializable):
 
     @property
     def load_monolith_rank0_only(self) -> bool:
-        """True if only rank 0 was asked to read a full checkpoint; see `composer.utils.FSDP2Config`."""
+        """True if only rank 0 reads a full checkpoint; see `composer.utils.FSDP2Config`."""
         return self.fsdp_config is not None and bool(self.fsdp_config.load_monolith_rank0_only)
 
     def _set_progress(self) -> None:
@@ -287,9 +287,9 @@ class State(Serializable):
         return epochs * length + min(now.batches_in_epoch, length), length
 
     def is_over(self, limit: Time[Any] | None = None) -> bool:
-        """Return True if the run has reached its end, in whatever unit it is given.
+        """Return True if the run has reached its end, whatever its unit.
 
-        The fraction of `get_elapsed_duration` is 1 already after the last batch, before the last epoch has ended.
+        The fraction of `get_elapsed_duration` is already 1 after the last batch, before the last epoch has ended.
 
         Args:
             limit: Another end; None: `max_duration`.
@@ -382,10 +382,10 @@ class State(Serializable):
 
     @property
     def dataloader_limit(self) -> int | None:
-        """The batches after which an epoch ends although the loader may have more; None: where the loader ends.
+        """The number of batches after which an epoch ends even if the loader has more; None: when the loader ends.
 
-        The length of a `DataLoader` of an `IterableDataset` is an estimate, which several workers exceed, so it is no
-        limit; `dataloader_len` has it.
+        The length of a `DataLoader` of an `IterableDataset` is an estimate, which several workers may exceed, so it
+        is not a limit; `dataloader_len` has it.
         """
         number = self._dataloader_len
         estimated = isinstance(getattr(self._dataloader, "dataset", None), IterableDataset)
@@ -607,7 +607,7 @@ class State(Serializable):
 
         Args:
             state: A dictionary returned by `state_dict`, here or by the reference implementation.
-            logger: The logger for those algorithms; None is a logger with the destinations among `callbacks`.
+            logger: The logger for those algorithms; None: a logger with the destinations among `callbacks`.
             strict: Whether the keys of the model must match exactly.
             exclude_algorithms: Class names of algorithms that must not be added.
             algorithm_passes: The passes that order the algorithms, as for `Engine`.
@@ -656,7 +656,7 @@ def fsdp_state_dict_type_context(module: torch.nn.Module, state_dict_type: str =
             operation. "sharded": the `DTensor` of each rank, as outside the context.
 
     Raises:
-        NotImplementedError: `state_dict_type` is another one, such as "local" of the first version of FSDP.
+        NotImplementedError: `state_dict_type` is another one, such as "local" of FSDP version 1.
 
     Example:
         >>> layer = torch.nn.Linear(2, 1)

@@ -408,7 +408,7 @@ class Timestamp(Serializable):
     """The progress of a run: counters and wall-clock times. Immutable; the `to_next_*` methods return the next one.
 
     Counters are read as `Time` objects, which compare with time strings (`timestamp.batch == "3ba"`), and wall-clock
-    times as `datetime.timedelta`. What is read at every step reads the plain numbers, which is faster: ints such as
+    times as `datetime.timedelta`. Code that runs at every step reads the plain numbers, which is faster: ints such as
     `batches` and `samples_in_epoch`, and seconds such as `total_seconds`.
 
     Args:
@@ -422,7 +422,7 @@ class Timestamp(Serializable):
         batch_in_epoch: Batches of the current epoch.
         sample_in_epoch: Samples of the current epoch.
         token_in_epoch: Tokens of the current epoch.
-        total_wct: Wall-clock time of training, measured on rank 0: a `timedelta` or seconds; None is zero.
+        total_wct: Wall-clock time of training, measured on rank 0: a `timedelta` or seconds; None: zero.
         iteration_wct: Wall-clock time of the current iteration.
         epoch_wct: Wall-clock time of the current epoch.
         batch_wct: Wall-clock time of the last batch.
@@ -590,7 +590,7 @@ class Timestamp(Serializable):
         Args:
             samples: Samples in the batch, over all ranks.
             tokens: Tokens in the batch, over all ranks.
-            duration: Wall-clock time of the batch, a `timedelta` or seconds; None is zero.
+            duration: Wall-clock time of the batch, a `timedelta` or seconds; None: zero.
         """
         if type(samples) is not int or type(tokens) is not int:
             samples, tokens = int(samples), int(tokens)
@@ -664,7 +664,7 @@ class Timestamp(Serializable):
         """Set the counters and wall-clock times from a saved state.
 
         Args:
-            state: The result of `state_dict`, also from an older file, with `timedelta` objects. Missing keys are zero.
+            state: The result of `state_dict`, or of an older version, with `timedelta` objects. Missing keys are zero.
         """
         for name, attribute in _COUNTERS.items():
             setattr(self, attribute, int(state.get(name, 0)))

@@ -100,7 +100,7 @@ class DeviceGPU(Device):
     Makes the GPU the current device and sets the process-wide TF32 flags.
 
     Args:
-        device_id: The index of the GPU; None is the local rank of this process.
+        device_id: The index of the GPU; None: the local rank of this process.
         allow_tf32: True if float32 matrix products and convolutions may round their inputs to TF32 (10 bits of
             mantissa), which is several times faster from Ampere on.
 
@@ -131,10 +131,10 @@ class DeviceGPU(Device):
         return tensor.to(self._device, non_blocking=True)
 
     def batch_to_device(self, batch: Any) -> Any:
-        """Move every tensor in nested mappings and sequences, as for any device, on a stream for copies.
+        """Move every tensor in nested mappings and sequences, as on any device, but on a separate stream.
 
-        So a batch is copied while the GPU still computes the step before: the host is ahead of it, because no step
-        reads from the GPU. Copies from pinned memory (`DataLoader(pin_memory=True)`) do not block the host either.
+        So a batch is copied while the GPU still computes the previous step: the host runs ahead, because no step reads
+        from the GPU. Copies from pinned memory (`DataLoader(pin_memory=True)`) do not block the host either.
         """
         copied: list[torch.Tensor] = []
 

@@ -105,7 +105,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 Image = np.ndarray | torch.Tensor
 ImageCopy = Callable[[], np.ndarray]
-"""A copy of an array that may still be under way; calling it waits for the copy and returns it."""
+"""A copy of an array that may still be in progress; calling it waits for the copy and returns it."""
 
 _IMMUTABLE = frozenset({float, int, str, bool, type(None)})
 _FETCH_SECONDS = 0.25  # between two copies from the device, each of everything logged since the last one
@@ -154,14 +154,14 @@ class Sender:
 
     Args:
         name: The name of the logger, for messages.
-        send_metrics: Sends metrics; called in the thread. It returns False if it sent nothing, but only took the
-            metrics to send them later: that does not show whether the service works. The same holds for calls.
+        send_metrics: Sends metrics; called in the thread. It returns False if it only stored the
+            metrics to send them later, which does not show that the service works. The same holds for calls.
         on_error: "warn" or "raise".
         interval: Seconds between two wake-ups of the thread.
         capacity: Size of the queue in KiB, approximately: eight metrics count as one, arrays by their size.
         timeout: How many seconds `flush`, `close` and the end of the process wait in total for a service that fails or
             hangs, or a deadline that is shared with other services; see `composer.utils.retrying.DeliveryDeadline`.
-            Each record that arrives is progress.
+            Each record that arrives counts as progress.
         kept: Returns a sentence that says where undelivered data is stored; None if it is lost.
 
     Attributes:
@@ -283,7 +283,7 @@ class Sender:
                 a.locate()
 
     def wake(self) -> None:
-        """Let the thread send what is queued now, instead of after `interval`, without waiting for it."""
+        """Make the thread send what is queued now, instead of after `interval`. Does not wait for it."""
         if self.forked:
             return
         self.fetch()
@@ -487,7 +487,7 @@ class _PendingValue:
         else:
             try:
                 self.copy = _Copy(value._result)
-            except Exception as error:  # noqa: BLE001 - the training thread meets it where it waits for the device
+            except Exception as error:  # noqa: BLE001 - the training thread gets it when it waits for the device
                 self.failure = error
         self.value = None
 
@@ -657,7 +657,7 @@ class HeldFiles:
         self._paths: list[Path] = []
 
     def hold(self, path: Path, name: str) -> Path:
-        """Hard-link a file into a hidden folder beside it (or copy it where links are not supported).
+        """Hard-link a file into a hidden folder next to it (or copy it where links are not supported).
 
         Args:
             path: The file.

@@ -88,7 +88,7 @@ def _has_fast_mean(input: torch.Tensor, target: torch.Tensor) -> bool:
 
 
 class _MeanOfProbabilities(torch.autograd.Function):
-    """Compute `-sum(target * log_softmax(input)) / mass` without a tensor of products, which would be slower.
+    """The mean `-sum(target * log_softmax(input)) / mass`, without a tensor of products, which would be slower.
 
     The gradient is `(softmax(input) * sum_c target - target) / mass`.
     """

@@ -13,7 +13,7 @@ _INDEX_DTYPES = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, to
 
 
 def infer_target_type(input: torch.Tensor, targets: torch.Tensor) -> Literal["one_hot", "indices"]:
-    """Return whether targets are class indices or have one value per class.
+    """Infer whether targets are class indices or have one value per class.
 
     Args:
         input: Logits, shape (N, C, ...).
@@ -48,7 +48,7 @@ def ensure_targets_one_hot(input: torch.Tensor, targets: torch.Tensor, num_class
     Args:
         input: Logits, shape (N, C, ...).
         targets: Indices, shape (N, ...), or one value per class, shape (N, C, ...).
-        num_classes: Number of classes; None is `input.shape[1]`.
+        num_classes: Number of classes; None: `input.shape[1]`.
 
     Returns:
         Shape (N, C, ...), float32.

@@ -48,9 +48,9 @@ class ComposerModel(torch.nn.Module, abc.ABC):
     """A module with a loss and metrics.
 
     A subclass defines `forward` and `loss`; for metrics also `get_metrics` and `update_metric`. With an optional method
-    `flops_per_batch(batch)` throughput is reported in operations as well. With an optional method `begin_turn(turn)`
-    the optimizers of the Trainer take turns in every batch: optimizer i steps after forward and backward passes of its
-    own, before which `begin_turn(i)` is called, so that `forward` and `loss` can compute the loss of one network.
+    `flops_per_batch(batch)`, throughput is also reported in FLOPs. With an optional method `begin_turn(turn)`, the
+    optimizers of the Trainer take turns in every batch: optimizer i steps after its own forward and backward pass,
+    before which `begin_turn(i)` is called, so that `forward` and `loss` can compute the loss of one network.
 
     Attributes:
         logger: The logger of the Trainer that trains this model, or None. It is copied, but not pickled.

@@ -1,4 +1,4 @@
-"""The loss as a metric. A module of its own, since torchmetrics is not imported before it is needed."""
+"""The loss as a metric. In a separate module, because torchmetrics is only imported when it is needed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["MeanLoss"]
 
 
 class MeanLoss(Metric):
-    """The mean of a loss over all examples, of which batches may have different numbers.
+    """The mean of a loss over all examples; batches may have different sizes.
 
     Example:
         >>> metric = MeanLoss()
@@ -33,8 +33,8 @@ class MeanLoss(Metric):
         """Add a batch.
 
         Args:
-            loss: Its mean loss, of one element.
-            num_examples: The number of its examples.
+            loss: The mean loss of the batch, one element.
+            num_examples: The number of examples in the batch.
         """
         self.total += loss.detach().float() * num_examples
         self.count += num_examples

@@ -26,8 +26,8 @@ _CONSTANT = torch.nn.modules.loss._Loss  # losses of torch: their settings are n
 class ModuleWithLoss(ComposerModel):
     """Any module, with a loss of its outputs and the targets, and metrics.
 
-    Parameters and buffers keep the names that they have in the module: in `state_dict()`, so that weights of a
-    checkpoint load into the module, and in arguments of algorithms. Attributes of the module can be read here as well.
+    Parameters and buffers have the same names as in the module: in `state_dict()`, so that saved weights load into the
+    module, and in arguments of algorithms. Attributes of the module can also be read from this object.
 
     Args:
         module: The module.
@@ -36,12 +36,12 @@ class ModuleWithLoss(ComposerModel):
             example pass `reduction="none"`, or set it in a module.
         metrics: A metric of torchmetrics, a `MetricCollection`, a sequence or a dict; for training and evaluation.
             None: "Loss" in evaluation, the mean of the loss over all examples, if torchmetrics is installed.
-        input_key: The inputs of the module in a batch: an index, key or attribute name, with which it is called; a
-            sequence of them, whose parts are its arguments; or a function `batch -> inputs`. None: a tensor itself; the
-            first of the two parts of a tuple or list; of a mapping or dataclass everything but the targets, as keyword
-            arguments, or as the only argument of the module.
-        target_key: The targets, likewise. None: the second part of a tuple or list; in a mapping or dataclass the
-            first that it has of "labels", "label", "targets" and "target".
+        input_key: The inputs of the module in a batch: the index, key or attribute name of its only argument; a
+            sequence of these, one per argument; or a function `batch -> inputs`. None: a tensor itself; the first of
+            the two parts of a tuple or list; all of a mapping or dataclass except the targets, as keyword arguments or
+            as the only argument of the module.
+        target_key: The targets, likewise. None: the second part of a tuple or list; in a mapping or dataclass, the
+            first of "labels", "label", "targets" and "target" that exists.
 
     Attributes:
         module: The module.
@@ -106,11 +106,11 @@ class ModuleWithLoss(ComposerModel):
         return result
 
     def forward(self, batch: Batch) -> Any:
-        """Return what the module returns for the inputs of a batch, which needs no targets.
+        """Call the module with the inputs of a batch, which may lack targets.
 
         Raises:
-            ValueError: The inputs are not known, because the batch has another form than the keys say.
-            TypeError: The module does not take the inputs.
+            ValueError: The inputs are unknown, because the keys do not fit the batch.
+            TypeError: The module does not accept the inputs.
         """
         key = self.input_key
         if isinstance(batch, torch.Tensor) and not callable(key):
@@ -140,7 +140,7 @@ class ModuleWithLoss(ComposerModel):
             **kwargs: Passed to the loss function; `reduction` is set in a loss that is a module.
 
         Raises:
-            TypeError: The loss function does not take an argument.
+            TypeError: The loss function does not accept an argument.
         """
         loss, targets = self.loss_fn, self._targets(batch)
         if not kwargs:
@@ -166,7 +166,7 @@ class ModuleWithLoss(ComposerModel):
     def update_metric(self, batch: Batch, outputs: Any, metric: Any) -> None:
         """Add a batch to a metric: `metric.update(outputs, targets)`.
 
-        Where an algorithm has made class probabilities of the targets, metrics of class indices get the most probable
+        If an algorithm has turned the targets into class probabilities, metrics of class indices get the most probable
         class.
         """
         targets = self._targets(batch)
@@ -202,7 +202,7 @@ class ModuleWithLoss(ComposerModel):
             yield _joined(prefix, name.removeprefix(_PREFIX)), buffer
 
     def get_submodule(self, target: str) -> torch.nn.Module:
-        """Return a module by its name in the module, or here."""
+        """Return a submodule by its name in the wrapped module, or in this one."""
         first = target.partition(".")[0]
         return super().get_submodule(target if first in ("", *self._modules) else f"{_PREFIX}{target}")
 
@@ -220,7 +220,7 @@ def _joined(prefix: str, name: str) -> str:
 
 
 def _remove_prefix(model: Any, state_dict: dict[str, Any], prefix: str, local_metadata: Any) -> None:
-    """Rename the entries of a state dict after the module that they belong to."""
+    """Rename the entries of a state dict to their names in the wrapped module."""
     for key in [key for key in state_dict if key.startswith(f"{prefix}{_PREFIX}")]:
         state_dict[f"{prefix}{key[len(prefix) + len(_PREFIX) :]}"] = state_dict.pop(key)
 
@@ -234,7 +234,7 @@ def _add_prefix(model: Any, state_dict: dict[str, Any], prefix: str, *_: Any) ->
 
 
 def _report_names(model: Any, incompatible: Any) -> None:
-    """Name missing and unexpected entries as the module does."""
+    """Give missing and unexpected entries their names in the wrapped module."""
     for names in incompatible:
         names[:] = [name.replace(_PREFIX, "", 1) for name in names]
 
@@ -296,7 +296,7 @@ def _target_name(named: Mapping[str, Any]) -> str:
 
 
 def _takes_by_name(module: torch.nn.Module, names: Sequence[str]) -> bool:
-    """Return True if the inputs of a mapping are keyword arguments of a module, False if one is its only argument.
+    """Return True if the inputs of a mapping are keyword arguments of a module, False if one is its only one.
 
     Raises:
         TypeError: The module takes other arguments.
@@ -320,7 +320,7 @@ def _takes_by_name(module: torch.nn.Module, names: Sequence[str]) -> bool:
 
 
 def _pair(batch: Any, least: int = 2) -> Sequence[Any]:
-    """Return a batch of inputs and targets; with `least=1` also one of inputs only."""
+    """Return the batch if it is a pair of inputs and targets; with `least=1`, it may have only inputs."""
     if not isinstance(batch, (tuple, list)) or not least <= len(batch) <= 2:
         got = type(batch).__name__ + (f" of {len(batch)} parts" if isinstance(batch, (tuple, list)) else "")
         hint = "`input_key=0, target_key=2`, or functions of the batch"
@@ -334,10 +334,10 @@ def _pair(batch: Any, least: int = 2) -> Sequence[Any]:
 
 
 def _takes(function: Any, argument: str) -> bool:
-    """Return True if a function takes an argument of a name, or if that is not known."""
+    """Return True if a function accepts an argument with a given name, or if that is unknown."""
     try:
         parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # some functions of C have no signature
+    except (TypeError, ValueError):  # some C functions have no signature
         return True
     return any(parameter.name == argument or parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
 
@@ -346,7 +346,7 @@ def _check_arguments(loss: Callable[..., Any]) -> None:
     """Raise TypeError unless the function can be called with outputs and targets."""
     try:
         signature = inspect.signature(loss)
-    except ValueError:  # a function in C without one
+    except ValueError:  # a C function without a signature
         return
     try:
         signature.bind(None, None)
@@ -412,7 +412,7 @@ def as_composer_model(
     input_key: Any = None,
     target_key: Any = None,
 ) -> ComposerModel:
-    """Return any module as a `ComposerModel`; one that is, unchanged.
+    """Wrap a module as a `ComposerModel`; return a `ComposerModel` unchanged.
 
     Without `loss`, a model of a library that computes its own is wrapped by the package that registers that library as
     an entry point of the group "composer.model_wrappers", for example composer-huggingface for transformers and peft.

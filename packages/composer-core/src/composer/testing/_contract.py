@@ -181,7 +181,7 @@ class AlgorithmContract:
             except RuntimeError as error:
                 if "must have one parameter group" not in str(error):
                     raise
-                return str(error)  # surgery cannot choose between groups, and not between optimizers either
+                return str(error)  # surgery cannot choose between groups, nor between optimizers
             return state.model.state_dict()
 
         deep_compare(trained(several=False), trained(several=True))
@@ -254,7 +254,7 @@ class AlgorithmContract:
 
 
 class DatasetTransformContract(AlgorithmContract):
-    """Tests that every algorithm must pass that adds a random transform to the training dataset at FIT_START.
+    """Tests that every algorithm that adds a random transform to the training dataset at FIT_START must pass.
 
     In addition to `AlgorithmContract`: the transform is added once, only to the training data, and each worker of a
     dataloader uses different random numbers::
@@ -267,7 +267,7 @@ class DatasetTransformContract(AlgorithmContract):
     """
 
     def make_dataset(self) -> Dataset[Any]:
-        """Return a dataset of eight equal examples, images of (3, 32, 40) bytes, with an attribute `transform` of None.
+        """Return a dataset of eight equal examples, images of (3, 32, 40) bytes, with `transform = None`.
 
         Dataloaders must be able to collate the outputs of the transform.
         """
@@ -499,13 +499,13 @@ def _cast(batches: Any, dtype: torch.dtype, device: str = "cpu") -> Any:
 
 
 def _compare(expected: Any, found: Any, device: str) -> None:
-    """Compare exactly; on a GPU, some operations add up in another order each time, in float64 here."""
+    """Compare exactly; on a GPU with a tolerance, because some float64 sums vary in their order."""
     tolerance = 0.0 if device == "cpu" else 1e-10
     deep_compare(expected, found, atol=tolerance, rtol=tolerance)
 
 
 def _from_a_file(state: Any) -> Any:
-    """Return a copy with its tensors on the host, as a checkpoint is loaded."""
+    """Return a copy with its tensors on the host, as if loaded from a checkpoint."""
     file = io.BytesIO()
     torch.save(state, file)
     file.seek(0)

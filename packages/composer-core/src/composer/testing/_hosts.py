@@ -18,8 +18,8 @@ __all__ = ["HostProblem"]
 class HostProblem:
     """A small problem on which an adapter of another trainer is compared with our own: the weights must be equal.
 
-    It has what reveals differences: batch normalization, dropout, momentum, and data in a fixed order whose loader
-    draws nothing from the global generator.
+    It has what reveals differences: batch normalization, dropout and momentum. The data has a fixed order, and its
+    loader draws nothing from the global generator.
 
     Attributes:
         length: Batches per epoch.
@@ -77,7 +77,7 @@ class HostProblem:
 
     @classmethod
     def train(cls, algorithms: Sequence[Algorithm] = (), **options: Any) -> dict[str, torch.Tensor]:
-        """Train with our own `Trainer`, of composer-trainer, and return the weights of the network.
+        """Train with our own `Trainer`, from composer-trainer, and return the weights of the network.
 
         Args:
             algorithms: The algorithms.

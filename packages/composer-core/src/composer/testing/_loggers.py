@@ -21,7 +21,7 @@ class LoggedRun:
         *loggers: The logger destinations.
         name: The name of the run.
         duration: The `max_duration` of the run.
-        device: The device of the losses and accuracies. On "cuda", what waits for it within a step raises an error.
+        device: The device of the losses and accuracies. On "cuda", waiting for it within a step raises an error.
 
     Attributes:
         state: The state, with five batches.

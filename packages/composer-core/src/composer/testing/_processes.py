@@ -42,7 +42,7 @@ def run_on_ranks(
         world_size: The number of processes.
         *args: The arguments, the same in all processes; pickled.
         timeout: Seconds until all processes are terminated and the call fails.
-        backend: The backend of the process group, which is initialised before the call; None does not initialise one.
+        backend: The backend of the process group, which is initialized before the call; None: no process group.
 
     Returns:
         The result of each rank (pickled), by rank.

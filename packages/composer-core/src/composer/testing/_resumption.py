@@ -77,10 +77,10 @@ def assert_resumes_exactly(
             `close()`. The job must save to the folder and resume from it (`save_folder=folder, save_interval="1ba",
             autoresume=True, run_name=...`). Random numbers before it sets its seed differ between launches.
         kills: Batches, from 0, ascending: the run is killed at the start of the batch. With `sigkill`, 3.5 is about
-            half a batch later. None is after one third and two thirds of the run.
+            half a batch later. None: after one third and two thirds of the run.
         sigkill: Kill real processes with SIGKILL, instead of raising an exception in this process. `make` must then be
             a function at the top level of a module or script, and each launch takes seconds.
-        folder: The folder for both runs; None is a temporary folder.
+        folder: The folder for both runs; None: a temporary folder.
         ignore: Keys, at any depth, that may differ.
         timeout: The timeout of a process in seconds; only with `sigkill`.
 

@@ -155,7 +155,7 @@ __all__ = [
 ]
 
 
-# Imported when asked for, since `python -m composer.utils.collect_env` would warn of a module that is there before.
+# Imported on first use: `python -m composer.utils.collect_env` would warn about a module that is already imported.
 _COLLECT_ENV = (
     "configure_excepthook",
     "disable_env_report",

@@ -26,7 +26,7 @@ _OTHER_NAMES = {"NODE_RANK": "GROUP_RANK"}
 
 
 class MissingEnvironmentError(RuntimeError):
-    """`torch.distributed` is initialised, but a required environment variable is not set."""
+    """`torch.distributed` is initialized, but a required environment variable is not set."""
 
 
 def is_available() -> bool:
@@ -48,7 +48,7 @@ def lookup(name: str, from_torch: Callable[[], int] | None = None) -> int:
 
     Raises:
         RuntimeError: The environment contradicts the process group.
-        MissingEnvironmentError: The process group is initialised, but the variable is not set.
+        MissingEnvironmentError: The process group is initialized, but the variable is not set.
     """
     value = from_environment(name)
     if from_torch is not None:

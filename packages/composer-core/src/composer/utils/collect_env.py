@@ -1,4 +1,4 @@
-"""Describe the machine and the software a run uses, for bug reports and checkpoints.
+"""Describe the machine and the software that a run uses, for bug reports and checkpoints.
 
 `composer_collect_env` on the command line prints the report.
 """
@@ -34,7 +34,7 @@ _DISTRIBUTION = "composer-core"
 
 
 class ComposerEnv(NamedTuple):
-    """The machine and software of a run. None is unknown."""
+    """The machine and software of a run. None: unknown."""
 
     composer_version: str
     composer_commit_hash: str | None
@@ -69,7 +69,7 @@ def get_composer_env_dict() -> dict[str, Any]:
 
     Returns:
         The keys composer_version, composer_commit_hash, cpu_model, cpu_count, num_nodes, gpu_model, num_gpus_per_node,
-        num_gpus and cuda_device_count. None is unknown.
+        num_gpus and cuda_device_count. None: unknown.
     """
     return get_composer_env()._asdict()
 
@@ -78,7 +78,7 @@ def print_env(file: IO[str] | None = None) -> None:
     """Print the report of `torch.utils.collect_env`, followed by that of Composer.
 
     Args:
-        file: The output file; None is standard output.
+        file: The output file; None: standard output.
     """
     from torch.utils import collect_env
 

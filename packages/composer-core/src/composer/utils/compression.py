@@ -22,7 +22,7 @@ class CliCompressor:
 
     Args:
         extension: The file extension, without a dot.
-        cmd: The name of the program; None is the extension.
+        cmd: The name of the program; None: the extension.
     """
 
     def __init__(self, extension: str, cmd: str | None = None) -> None:

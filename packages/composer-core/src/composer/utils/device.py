@@ -26,11 +26,11 @@ _CLASSES = {
 
 
 def get_device(device: str | torch.device | Device | None = None) -> Device:
-    """Return the device of a name.
+    """Return the device with a given name.
 
     Args:
         device: "cpu", "gpu" (or "cuda"), "mps", "tpu", "neuron" or "hpu", case-insensitive; "cuda:1" for one of several
-            GPUs, of a run in one process; or a `torch.device`. None and "auto" are the GPU if CUDA is available,
+            GPUs, in a single process; or a `torch.device`. None and "auto": the GPU if CUDA is available,
             otherwise the CPU. A `Device` is returned unchanged.
 
     Raises:

@@ -1,6 +1,6 @@
 """Ranks and collectives of a distributed run. All functions also work in a single process.
 
-Importing this module initialises nothing. The ranks come from the environment variables that are listed in
+Importing this module initializes nothing. The ranks come from the environment variables that are listed in
 `composer.utils._environment`.
 """
 
@@ -95,7 +95,7 @@ def get_local_world_size() -> int:
     """Return the number of processes on this node.
 
     Raises:
-        MissingEnvironmentError: The process group is initialised, but `LOCAL_WORLD_SIZE` is not set.
+        MissingEnvironmentError: The process group is initialized, but `LOCAL_WORLD_SIZE` is not set.
     """
     return lookup("LOCAL_WORLD_SIZE")
 
@@ -104,7 +104,7 @@ def get_local_rank() -> int:
     """Return the index of this process on its node.
 
     Raises:
-        MissingEnvironmentError: The process group is initialised, but `LOCAL_RANK` is not set.
+        MissingEnvironmentError: The process group is initialized, but `LOCAL_RANK` is not set.
     """
     return lookup("LOCAL_RANK")
 
@@ -113,7 +113,7 @@ def get_node_rank() -> int:
     """Return the index of this node.
 
     Raises:
-        MissingEnvironmentError: The process group is initialised, but `NODE_RANK` is not set.
+        MissingEnvironmentError: The process group is initialized, but `NODE_RANK` is not set.
     """
     return lookup("NODE_RANK")
 
@@ -135,7 +135,7 @@ def all_reduce(tensor: torch.Tensor, reduce_operation: str = "SUM", group: Proce
     Args:
         tensor: A tensor of the same shape and dtype on all ranks, on a device that the backend supports.
         reduce_operation: "SUM", "AVG" (not with gloo), "PRODUCT", "MIN", "MAX", "BAND", "BOR" or "BXOR".
-        group: The processes; None is all.
+        group: The processes; None: all.
 
     Raises:
         ValueError: `reduce_operation` is unknown.
@@ -165,7 +165,7 @@ def all_gather(tensor: torch.Tensor, group: ProcessGroup | None = None) -> list[
 
     Args:
         tensor: A tensor of the same shape and dtype on all ranks.
-        group: The processes; None is all.
+        group: The processes; None: all.
     """
     if _is_single_process("all_gather"):
         return [tensor]
@@ -205,12 +205,12 @@ def _is_single_process(operation: str) -> bool:
 
 
 def initialize_dist(device: Device | str | None = None, timeout: float = 300.0) -> None:
-    """Initialise the default process group from the environment, unless it exists already.
+    """Initialize the default process group from the environment, unless it exists already.
 
-    A single process gets a group without network, and the environment variables that a launcher would set.
+    A single process gets a group without a network, and the environment variables that a launcher would set.
 
     Args:
-        device: The device, which determines the backend: gloo for the CPU, NCCL for GPUs. None is the GPU if there is
+        device: The device, which determines the backend: gloo for the CPU, NCCL for GPUs. None: the GPU if there is
             one, otherwise the CPU.
         timeout: The timeout of collectives in seconds.
 
@@ -261,7 +261,7 @@ def destroy_process_group(group: ProcessGroup | None = None) -> None:
     threads and connections of all groups stay until the process ends.
 
     Args:
-        group: The group; None is the default group and all others.
+        group: The group; None: the default group and all others.
     """
     if not _CAN_FREE_GROUPS:
         _destroyed_groups.update(torch.distributed.distributed_c10d._world.pg_map)
@@ -283,8 +283,8 @@ def get_sampler(
         dataset: The dataset; only its length is used.
         drop_last: Drop the tail instead of repeating samples, so that all shards have the same length.
         shuffle: Shuffle, in another order every epoch.
-        num_replicas: The number of shards; None is the world size.
-        rank: The index of the shard; None is the global rank of this process.
+        num_replicas: The number of shards; None: the world size.
+        rank: The index of the shard; None: the global rank of this process.
         seed: The seed of the shuffling; must be the same in all processes.
     """
     return DistributedSampler(
@@ -337,7 +337,7 @@ def busy_wait_for_local_rank_zero(dir_path: str | None = None) -> Iterator[None]
     They wait for a hidden file, not in a collective, so the body may take longer than any timeout.
 
     Args:
-        dir_path: A directory that all processes of the node can read; None is the working directory.
+        dir_path: A directory that all processes of the node can read; None: the working directory.
 
     Raises:
         RuntimeError: On the other processes, if the body failed on local rank 0.
@@ -367,7 +367,7 @@ def get_node_signal_file_name(rng: random.Random | None = None) -> str:
     """Return a name for the hidden signal file of this node, the same on all of its processes.
 
     Args:
-        rng: The generator of the random part, used on rank 0; None is that of the operating system, so that seeded runs
+        rng: The generator of the random part, used on rank 0; None: that of the operating system, so that seeded runs
             do not repeat names and no global generator is advanced.
     """
     draw = rng or random.SystemRandom()
@@ -381,7 +381,7 @@ def write_signal_file(signal_file_name: str, dir_path: str | None = None) -> str
 
     Args:
         signal_file_name: The name, from `get_node_signal_file_name`.
-        dir_path: The directory, created if it is missing; None is the working directory.
+        dir_path: The directory, created if it is missing; None: the working directory.
 
     Returns:
         The path of the file, on all ranks.

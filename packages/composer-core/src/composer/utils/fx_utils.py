@@ -54,7 +54,7 @@ def replace_op(gm: GraphModule, src_ops: Op | Sequence[Op], tgt_op: Callable[...
 
     Args:
         gm: The graph.
-        src_ops: What to replace, as for `count_op_instances`. Modules that are not called any more are removed.
+        src_ops: What to replace, as for `count_op_instances`. Modules that are no longer called are removed.
         tgt_op: The function.
 
     Returns:
@@ -95,7 +95,7 @@ def fuse_parallel_linears(gm: GraphModule, keep_weights: bool = False) -> GraphM
     Args:
         gm: The graph.
         keep_weights: The fused layer computes what its parts did; layers of which only some are trainable are then not
-            fused. False initializes it anew.
+            fused. False: it is newly initialized.
 
     Returns:
         `gm`.
@@ -143,7 +143,7 @@ def apply_stochastic_residual(gm: GraphModule, drop_rate: float = 0.2) -> tuple[
 
     A residual block is an addition of `f(x)` and a shortcut, in any order. The shortcut is x or a projection of it by
     convolutions, linear layers, normalizations and poolings; `f` has parameters and is longer than the projection. Its
-    values are used in the addition only. Each block becomes a module `stochastic_residual_<i>`, to which its layers
+    values are used only in the addition. Each block becomes a module `stochastic_residual_<i>`, to which its layers
     move. In training it returns the shortcut with probability `drop_rate`, without computing `f(x)`, for the whole
     batch. In evaluation `f(x)` is scaled by the probability of not dropping it.
 
@@ -276,7 +276,7 @@ def _find_block(gm: GraphModule, addition: Node) -> _Block | None:
 
 
 def _can_skip(gm: GraphModule, branch: Sequence[Node], addition: Node) -> bool:
-    """Return True if a branch has parameters, and none of its values is used outside it but by the addition."""
+    """Return True if a branch has parameters, and its values are used outside it only by the addition."""
     learns = any(
         next(iter(_module(gm, node).parameters()), None) is not None
         if node.op == "call_module"

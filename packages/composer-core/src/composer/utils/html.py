@@ -1,4 +1,4 @@
-"""Small tables for notebooks: plain HTML without scripts, in the colours of the page, light or dark."""
+"""Small tables for notebooks: plain HTML without scripts, in the colors of the page, light or dark."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def create_interval_scheduler(
             earlier event of the same batch.
         checkpoint_events: Use BATCH_CHECKPOINT, EPOCH_CHECKPOINT and ITERATION_CHECKPOINT, which follow the
             evaluation, instead of BATCH_END, EPOCH_END and ITERATION_END.
-        final_events: The events at which the end of the run is detected; None is BATCH_CHECKPOINT and EPOCH_CHECKPOINT.
+        final_events: The events at which the end of the run is detected; None: BATCH_CHECKPOINT and EPOCH_CHECKPOINT.
 
     Returns:
         The function. It stores the last batch for which it returned True. It raises RuntimeError for a fraction

@@ -172,7 +172,7 @@ def renamed_arguments(**names: str) -> Callable[[F], F]:
     """Return a decorator that lets a function accept other names of its arguments, as keywords.
 
     Args:
-        **names: The names of arguments by their other names.
+        **names: The name of each argument by its other name.
 
     Raises:
         TypeError: When the function is called, if it gets an argument by both names.
@@ -195,7 +195,7 @@ def renamed_arguments(**names: str) -> Callable[[F], F]:
                     kwargs[name] = kwargs.pop(other)
             return function(*args, **kwargs)
 
-        # Collections of torchmetrics pass the keywords that a signature has.
+        # A `MetricCollection` of torchmetrics passes the keywords that a signature has.
         signature = inspect.signature(function)
         others = [inspect.Parameter(other, inspect.Parameter.KEYWORD_ONLY, default=None) for other in names]
         known = [*signature.parameters.values()]

@@ -27,7 +27,7 @@ def check_finite(
     """Check that arguments are finite numbers within bounds, or tensors of one such number.
 
     Args:
-        hint: A sentence to end the message about a bound with.
+        hint: A sentence that ends the message about a bound.
         least: The smallest allowed value.
         above: Values must be greater than this.
         most: The largest allowed value.
@@ -72,7 +72,7 @@ def check_integers(hint: str = "", /, *, least: float = -math.inf, **numbers: An
     """Check that arguments are integers of any library; `operator.index(value)` then returns the int.
 
     Args:
-        hint: A sentence to end the message about the bound with.
+        hint: A sentence that ends the message about the bound.
         least: The smallest allowed value.
         **numbers: Values by argument name.
 
@@ -102,7 +102,7 @@ def int_at_least(name: str, value: object, least: int, unit: str = "", hint: str
         value: The integer.
         least: The smallest allowed value.
         unit: The unit of the number, for the message.
-        hint: A sentence to end the message with.
+        hint: A sentence that ends the message.
 
     Raises:
         ValueError: The value is too small, or not an integer.

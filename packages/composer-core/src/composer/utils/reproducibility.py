@@ -84,7 +84,7 @@ def get_rng_state() -> list[dict[str, Any]]:
     """Return the states of the global generators of all processes. This is a collective.
 
     Returns:
-        One dict per rank, with "python", "numpy", "torch" and, if CUDA is initialised, "cuda" (of the current device).
+        One dict per rank, with "python", "numpy", "torch" and, if CUDA is initialized, "cuda" (of the current device).
     """
     state = _host_state()
     name, numbers, *rest = state["numpy"]

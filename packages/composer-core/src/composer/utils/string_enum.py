@@ -36,7 +36,7 @@ class StringEnum(Enum):
             raise ValueError(f"The value of a `StringEnum` member must be a lower-case string, got {self._value_!r}.")
 
     def __eq__(self, other: object) -> bool:
-        if other is self or other.__class__ is self.__class__:  # at once, because algorithms compare at every event
+        if other is self or other.__class__ is self.__class__:  # fast path: algorithms compare events at every event
             return other is self
         if isinstance(other, str):
             warnings.warn(

@@ -20,7 +20,7 @@ __all__ = ["ExportForInferenceCallback"]
 class ExportForInferenceCallback(Callback):
     """Exports the model for inference when training ends; see `composer.inference.export_for_inference`.
 
-    The format and the destination are checked at construction, and that the model is not sharded when training starts.
+    The format and the destination are checked at construction; when training starts, the model must not be sharded.
 
     **Events** FIT_START; AFTER_DATALOADER, once, without `sample_input`; FIT_END.
     **Reads** the model, and the first batch. **Cost** a copy of that batch in host memory, without `sample_input`.
@@ -40,7 +40,7 @@ class ExportForInferenceCallback(Callback):
         ModuleNotFoundError: The format or the store needs a package that is not installed.
         TypeError: `save_object_store` is not an object store.
 
-    Differs: the first batch is the sample for every format, not for ONNX alone.
+    Differs: the first batch is the sample for every format, not only for ONNX.
     """
 
     def __init__(

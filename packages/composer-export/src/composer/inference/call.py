@@ -1,4 +1,4 @@
-"""From a sample batch to the named tensors that an exported model takes and returns."""
+"""Convert a sample batch to the named tensors that an exported model takes and returns."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TensorPath: TypeAlias = tuple[Any, ...]
 
 
 class OutputError(TypeError):
-    """A model returns something else than tensors."""
+    """A model returns something other than tensors."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Call:
     def arguments(self, tensors: Mapping[TensorPath, Any], plain: bool = False) -> Any:
         """Return `(args, kwargs)` with these tensors, and None or no entry of a mapping in place of others.
 
-        `plain` makes dicts and tuples of other mappings and of named tuples.
+        `plain` converts other mappings and named tuples to dicts and tuples.
         """
         return _map_tensors((self.args, self.kwargs), lambda path, _: tensors.get(path[1:]), plain)
 
@@ -137,7 +137,7 @@ class Signature:
         return ", ".join(texts)
 
     def zeros(self) -> dict[str, torch.Tensor]:
-        """Return inputs to trace with: zeros, as files store them, and two rows, as torch takes 1 for a constant."""
+        """Return inputs to trace with: zeros, as files store them, and two rows, as torch treats 1 as a constant."""
         other_sizes = {size for axes in self.axes.values() for axis, size in axes.items() if axis != 0}
         inputs = {}
         for name, path in self.inputs.items():
@@ -283,7 +283,7 @@ def _tensors_by_path(value: Any) -> dict[TensorPath, torch.Tensor]:
     return tensors
 
 
-# `torch.utils._pytree` is private, and takes mappings other than dicts, such as a tokenizer's encoding, for leaves.
+# `torch.utils._pytree` is private, and takes mappings other than dicts, such as a tokenizer's encoding, as leaves.
 def _map_tensors(
     value: Any, change: Callable[[TensorPath, torch.Tensor], Any], plain: bool = False, path: TensorPath = ()
 ) -> Any:

@@ -73,9 +73,9 @@ def export_for_inference(
             file is replaced when the new one is complete. Weights of 2 GiB or more do not fit into the file of an ONNX
             model, and are written to a second file, which ends in `.data`.
         save_object_store: An object store.
-        sample_input: A batch as in training. For other modules than a `ComposerModel`, a tuple holds positional
-            arguments, and a dict keyword arguments. The form of `torch.onnx.export` is possible, too: positional
-            arguments, then a dict of keyword arguments, such as `(batch, {})`. Only `"torchscript"` may do without a
+        sample_input: A batch as in training. For modules other than a `ComposerModel`, a tuple holds positional
+            arguments, and a dict keyword arguments. The form of `torch.onnx.export` also works: positional
+            arguments, then a dict of keyword arguments, such as `(batch, {})`. Only `"torchscript"` works without a
             sample, if the model compiles.
         dynamic_axes: Axes whose sizes vary, by the name of the input: `{"image": {0: "batch", 2: "height"}}`. None: the
             first axis of every input that has as many rows as the first tensor. `{}`: none.
@@ -86,7 +86,7 @@ def export_for_inference(
         load_path: A checkpoint to load weights from: of a run or of a model, in one file or sharded, or safetensors.
         load_object_store: The object store of `load_path`, or a logger that stores files.
         load_strict: True to raise an error unless the names of all weights match; otherwise a warning lists them.
-        input_names: Names of the inputs. Keys of a mapping choose its entries, also `labels`. For tensors passed by
+        input_names: Names of the inputs. Keys of a mapping choose its entries, even `labels`. For tensors passed by
             position, n names choose the first n tensors of the sample; the model is given None for the others.
         output_names: Names of the outputs; with `"torch_export"` the exported model then returns a dict. None: the keys
             of the outputs if these are a mapping, otherwise `"output"`, or `"output_0"` and so on.
@@ -96,7 +96,7 @@ def export_for_inference(
 
     Raises:
         ValueError: An argument has an invalid value, or the model is sharded.
-        TypeError: An argument has a wrong type, or the model returns something else than tensors.
+        TypeError: An argument has a wrong type, or the model returns something other than tensors.
         ModuleNotFoundError: The format or the store needs a package that is not installed.
         RuntimeError: The model cannot be exported to this format, or the weights do not match.
         OSError: The file cannot be written.
@@ -154,7 +154,7 @@ def export_with_logger(
     input_names: Sequence[str] | None = None,
     output_names: Sequence[str] | None = None,
 ) -> None:
-    """Export the model of a run, also to its loggers that store files; see `export_for_inference`.
+    """Export the model of a run, and pass the file to its loggers that store files; see `export_for_inference`.
 
     Args:
         model: The model.

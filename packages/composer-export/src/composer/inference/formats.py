@@ -80,7 +80,7 @@ def write(
 ) -> None:
     """Write a model in evaluation mode on the CPU to a file, and large weights of ONNX to a second one beside it.
 
-    The names and axes are those of `export_for_inference`. Only TorchScript may do without a call.
+    The names and axes are those of `export_for_inference`. Only TorchScript works without a call.
     """
     unused: dict[str, Any] = {} if save_format is ExportFormat.ONNX else {"onnx_opset_version": opset_version}
     if save_format is ExportFormat.TORCHSCRIPT:
@@ -233,7 +233,7 @@ def _write_torchscript(model: torch.nn.Module, call: Call | None, path: Path) ->
 
 
 def _trace(model: torch.nn.Module, call: Call) -> Any:
-    """Return the traced model, with a warning if it is right for batches of the sample's size only."""
+    """Return the traced model, with a warning if it is correct for batches of the sample's size only."""
 
     def arguments(tensors: Any) -> tuple[Any, ...]:  # the tracer takes dicts, and no keyword arguments
         args, kwargs = call.arguments(tensors, plain=True)

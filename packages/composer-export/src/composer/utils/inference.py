@@ -1,4 +1,4 @@
-"""The names of `composer.inference` under the path by which programs know them."""
+"""The names of `composer.inference` under their established import path."""
 
 from __future__ import annotations
 

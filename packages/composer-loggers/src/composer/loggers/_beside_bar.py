@@ -12,7 +12,7 @@ __all__ = ["BesideBar"]
 
 
 class BesideBar:
-    """While active, erases a bar before somebody else writes a line to the terminal; the bar is drawn again by itself.
+    """While active, erases a bar before other code writes a line to the terminal; the bar then redraws itself.
 
     The standard streams are replaced if they are terminals, and so are those of logging handlers that write to them.
 
@@ -26,7 +26,7 @@ class BesideBar:
         self._handlers: list[tuple[Any, Any]] = []
 
     def start(self) -> None:
-        """Replace the streams, unless that is done."""
+        """Replace the streams, unless they are replaced already."""
         if self._streams:
             return
         for name in ("stdout", "stderr"):
@@ -41,7 +41,7 @@ class BesideBar:
                     handler.setStream(around)
 
     def stop(self) -> None:
-        """Put the streams back; where somebody has replaced one of ours, it only passes text on from now."""
+        """Put the streams back; where other code has replaced one of ours, it only passes text on from now on."""
         for name, around in self._streams.items():
             around.end()
             if getattr(sys, name) is around:
@@ -78,7 +78,7 @@ class _Stream:
             self.inner.flush()
 
     def end(self) -> None:
-        """Only pass text on from now."""
+        """Only pass text on from now on."""
         self.flush()
         self._clear = None
 

@@ -24,7 +24,7 @@ NUM_EVAL_LOGGING_EVENTS = 11
 class ConsoleLogger(LoggerDestination):
     """Logger that prints blocks of metrics to the terminal, on the first rank of each node.
 
-    A training block holds the last value of everything logged since the block before. It is printed at every multiple
+    A training block holds the last value of everything logged since the previous block. It is printed at every multiple
     of `log_interval`, after the first batch (or epoch), and at the end of `fit`. Every evaluation prints its progress
     and then its results, whatever the interval. The hyperparameters are printed once, before anything else.
 

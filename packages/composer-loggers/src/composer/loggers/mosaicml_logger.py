@@ -55,7 +55,7 @@ _PAGES = {"WandBLogger": "wandb/run_url", "MLFlowLogger": "mlflow/run_url"}
 
 
 class MosaicMLLogger(LoggerDestination):
-    """Logger for the metadata of a run on the MosaicML platform, over its client `mcli`.
+    """Logger for the metadata of a run on the MosaicML platform, through its client `mcli`.
 
     Rank 0 collects the latest value of each key and sends them all with `mcli.update_run_metadata` every `log_interval`
     seconds and at the end, from a thread: no step waits. Keys get the prefix "mosaicml/". Without `mcli` or outside a
@@ -273,7 +273,7 @@ def _progress(state: State) -> dict[str, str]:
 
 
 def format_data_to_json_serializable(data: Any) -> Any:
-    """Convert a logged value to something that JSON has.
+    """Convert a logged value to JSON types.
 
     Args:
         data: None, text, numbers, tensors, arrays, exceptions, mappings or sequences of them; anything else becomes

@@ -1,4 +1,4 @@
-"""Metrics for classification, segmentation, language modelling and detection, on top of torchmetrics."""
+"""Metrics for classification, segmentation, language modeling and detection, on top of torchmetrics."""
 
 from composer.metrics.map import MAP as MAP
 from composer.metrics.metrics import CrossEntropy as CrossEntropy

@@ -1,4 +1,4 @@
-"""A small convolutional network for MNIST and similar data sets."""
+"""A small convolutional network for MNIST and similar datasets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["MNISTNet", "mnist_model"]
 
 
 def mnist_model(num_classes: int = 10, initializers: Initializers = None) -> ComposerClassifier:
-    """Create a small convolutional classifier of grey images of shape (N, 1, 28, 28).
+    """Create a small convolutional classifier of grayscale images of shape (N, 1, 28, 28).
 
     Args:
         num_classes: Number of classes.

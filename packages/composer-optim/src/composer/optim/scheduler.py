@@ -64,8 +64,8 @@ _log = logging.getLogger(__name__)
 class ComposerScheduler(Protocol):
     """A function of the training state that returns the factor of the initial learning rate.
 
-    Any function with this signature is accepted; without a scale schedule ratio also `f(state)`. It is called after
-    every batch (or epoch), once per parameter group. The result must not depend on the number of calls.
+    Any function with this signature is accepted, or `f(state)` without a scale schedule ratio. It is called after every
+    batch (or epoch), once per parameter group. The result must not depend on the number of calls.
 
     Example:
         >>> from composer.core import State
@@ -97,7 +97,7 @@ class Schedule(ComposerScheduler, ABC):
     def bind(self, state: State, ssr: float = 1.0) -> Callable[[], float]:
         """Return a function that computes the factor at the current time of `state`, for use at every step.
 
-        All times of the schedule are converted and checked here, once. The function holds as long as
+        All times of the schedule are converted and checked here, once. The function is valid as long as
         `state.max_duration` and `state.dataloader_len` stay the same.
 
         Args:
@@ -119,7 +119,7 @@ class Schedule(ComposerScheduler, ABC):
 
 
 class StepScheduler(Schedule):
-    """Multiplies by gamma after every `step_size`: `gamma ** floor(t / step_size)`.
+    """A factor that is multiplied by gamma after every `step_size`: `gamma ** floor(t / step_size)`.
 
     Args:
         step_size: Time between two changes.
@@ -141,7 +141,7 @@ class StepScheduler(Schedule):
 
 
 class MultiStepScheduler(Schedule):
-    """Multiplies by gamma at every milestone: `gamma ** (number of milestones <= t)`.
+    """A factor that is multiplied by gamma at every milestone: `gamma ** (number of milestones <= t)`.
 
     Args:
         milestones: Times of the changes, in any order and in any units.
@@ -157,7 +157,7 @@ class MultiStepScheduler(Schedule):
 
 
 class ConstantScheduler(Schedule):
-    """Returns `alpha` before `t_max`, and 1 from then on.
+    """A factor of `alpha` before `t_max`, and 1 from then on.
 
     Args:
         alpha: The factor before `t_max`.
@@ -175,7 +175,7 @@ class ConstantScheduler(Schedule):
 
 
 class LinearScheduler(Schedule):
-    """Changes linearly from `alpha_i` to `alpha_f`: `alpha_i + x * (alpha_f - alpha_i)`.
+    """A linear change from `alpha_i` to `alpha_f`: `alpha_i + x * (alpha_f - alpha_i)`.
 
     Args:
         alpha_i: The initial factor.
@@ -194,7 +194,7 @@ class LinearScheduler(Schedule):
 
 
 class ExponentialScheduler(Schedule):
-    """Decays exponentially, by gamma per `decay_period`: `gamma ** (t / decay_period)`.
+    """An exponential decay by gamma per `decay_period`: `gamma ** (t / decay_period)`.
 
     Args:
         gamma: The factor of one period; not negative.
@@ -216,7 +216,7 @@ class ExponentialScheduler(Schedule):
 
 
 class CosineAnnealingScheduler(Schedule):
-    """Changes along half a cosine from 1 to `alpha_f`: `alpha_f + (1 - alpha_f) * (1 + cos(pi * x)) / 2`.
+    """Half a cosine from 1 to `alpha_f`: `alpha_f + (1 - alpha_f) * (1 + cos(pi * x)) / 2`.
 
     Args:
         t_max: When `alpha_f` is reached; it holds for the rest of a longer run.
@@ -236,7 +236,7 @@ class CosineAnnealingScheduler(Schedule):
 
 
 class CosineAnnealingWarmRestartsScheduler(Schedule):
-    """Repeats half a cosine from 1 to `alpha_f` in cycles.
+    """Half a cosine from 1 to `alpha_f`, repeated in cycles.
 
     The first cycle has the length t_0; each later cycle has the length `int(t_mult * length)` of the previous one.
     Within a cycle the factor is that of `CosineAnnealingScheduler`.
@@ -280,7 +280,7 @@ class CosineAnnealingWarmRestartsScheduler(Schedule):
 
 
 class PolynomialScheduler(Schedule):
-    """Changes polynomially from 1 to `alpha_f`: `alpha_f + (1 - alpha_f) * (1 - x) ** power`.
+    """A polynomial change from 1 to `alpha_f`: `alpha_f + (1 - alpha_f) * (1 - x) ** power`.
 
     Args:
         power: The exponent.
@@ -362,7 +362,7 @@ class _WithWarmup(Schedule):
 
 
 class MultiStepWithWarmupScheduler(Schedule):
-    """Increases linearly from 0 to 1, then `gamma ** (number of milestones <= t)`.
+    """A linear warmup from 0 to 1, then `gamma ** (number of milestones <= t)`.
 
     Args:
         t_warmup: Length of the warmup.
@@ -400,7 +400,7 @@ class MultiStepWithWarmupScheduler(Schedule):
 
 
 class LinearWithWarmupScheduler(_WithWarmup):
-    """Increases linearly from 0 to `alpha_i`, then changes linearly to `alpha_f`: `alpha_i + x * (alpha_f - alpha_i)`.
+    """A linear warmup from 0 to `alpha_i`, then a linear change to `alpha_f`: `alpha_i + x * (alpha_f - alpha_i)`.
 
     Args:
         t_warmup: Length of the warmup.
@@ -439,7 +439,7 @@ class LinearWithWarmupScheduler(_WithWarmup):
 
 
 class ConstantWithWarmupScheduler(_WithWarmup):
-    """Increases linearly from 0 to `alpha`, which then holds.
+    """A linear warmup from 0 to `alpha`, which then stays constant.
 
     Args:
         t_warmup: Length of the warmup.
@@ -470,7 +470,7 @@ class ConstantWithWarmupScheduler(_WithWarmup):
 
 
 class CosineAnnealingWithWarmupScheduler(_WithWarmup):
-    """Increases linearly from 0 to 1, then follows half a cosine: `alpha_f + (1 - alpha_f) * (1 + cos(pi * x)) / 2`.
+    """A linear warmup from 0 to 1, then half a cosine: `alpha_f + (1 - alpha_f) * (1 + cos(pi * x)) / 2`.
 
     Args:
         t_warmup: Length of the warmup.
@@ -506,7 +506,7 @@ class CosineAnnealingWithWarmupScheduler(_WithWarmup):
 
 
 class PolynomialWithWarmupScheduler(_WithWarmup):
-    """Increases linearly from 0 to 1, then changes polynomially: `alpha_f + (1 - alpha_f) * (1 - x) ** power`.
+    """A linear warmup from 0 to 1, then a polynomial change: `alpha_f + (1 - alpha_f) * (1 - x) ** power`.
 
     Args:
         t_warmup: Length of the warmup.
@@ -552,16 +552,16 @@ _COOLDOWNS: dict[str, Callable[[float], float]] = {
 
 
 class WarmupStableDecayScheduler(_WithWarmup):
-    """Increases linearly from 0 to 1, stays there, and decays at the end (WSD): `alpha_f + (1 - alpha_f) * c(x)`.
+    """A linear warmup from 0 to 1, a constant phase and a final decay (WSD): `alpha_f + (1 - alpha_f) * c(x)`.
 
     x is the completed fraction of the decay, and c(x) is `1 - sqrt(x)`, `1 - x` or half a cosine. Until the decay, the
-    schedule does not depend on the length of the run. So a run can be continued from any checkpoint before, and a decay
-    can be branched off any checkpoint: `Trainer(load_path=..., branch_duration="500ba")`. For that, `t_decay` must be
-    an absolute time, such as "500ba".
+    schedule does not depend on the length of the run. So a run can be continued from any checkpoint before the decay,
+    and a decay can start from any such checkpoint: `Trainer(load_path=..., branch_duration="500ba")`. For that,
+    `t_decay` must be an absolute time, such as "500ba".
 
     Args:
         t_warmup: Length of the warmup.
-        t_decay: Length of the decay; 10 to 20 % of the run are usual.
+        t_decay: Length of the decay; 10 to 20 % of the run is usual.
         decay: "1-sqrt", "linear" or "cosine".
         t_max: When the decay ends, counted from the start of the run.
         alpha_f: The final factor.
@@ -897,13 +897,13 @@ class _CompiledSchedule(LambdaLR):
         own_step = vars(optimizer).get("step")
         super().__init__(optimizer, lambda step: self._factor())
         if own_step is None:
-            # Torch replaced it by one that notes each call, to warn if a scheduler steps first and so misses its first
-            # value. This one takes the time from the training state and misses none.
+            # Torch wraps `step` to count its calls, to warn if a scheduler steps first and so skips its first value.
+            # This one takes the time from the training state and skips none.
             vars(optimizer).pop("step", None)
 
     def step(self, epoch: int | None = None) -> None:
         """Set the learning rates for the current time, as `LambdaLR.step` does, at a fraction of its cost."""
-        if epoch is not None or self._step_count == 0:  # deprecated by torch; the step of its constructor
+        if epoch is not None or self._step_count == 0:  # deprecated by torch; the call from its constructor
             super().step(epoch)
             return
         self._step_count += 1
@@ -911,7 +911,7 @@ class _CompiledSchedule(LambdaLR):
         self._set_rates(self._factor())
 
     def _bind(self) -> None:
-        """Convert the times of the schedule, for the present length of the run and of its epochs."""
+        """Convert the times of the schedule, for the current length of the run and of its epochs."""
         state = self._state
         self._end, self._length, self._samples = state.max_duration, state._dataloader_len, state.samples_per_epoch
         self._evaluate = _bind(self.schedule, self._state, self._ssr)
@@ -928,7 +928,7 @@ class _CompiledSchedule(LambdaLR):
         if changed or state.max_duration is not self._end:
             self._bind()
         factor = self._evaluate()
-        if type(factor) is float and 0.0 <= factor < math.inf:  # at once: the usual case, in every step
+        if type(factor) is float and 0.0 <= factor < math.inf:  # fast path: the usual case, at every step
             return factor
         _check_factor(factor, self.schedule, state)
         return factor

@@ -222,7 +222,7 @@ class _Merged:
 
 
 class _Rows:
-    """Numbers the threads of torch so that they differ from those of the markers."""
+    """Numbers for the threads of torch that differ from those of the markers."""
 
     def __init__(self, sources: Sequence[_Source]) -> None:
         self._numbers: dict[tuple[int, Any, Any], int] = {}
@@ -255,7 +255,7 @@ class _Rows:
 
 
 class _Ids:
-    """Makes the ids that connect events unique among files: torch counts from 1 in each file."""
+    """Ids that connect events, unique among files: torch counts from 1 in each file."""
 
     def __init__(self, sources: Sequence[_Source]) -> None:
         kept = [e[key] for s in sources if not s.own_rows for e in s.events for key in _IDS if _is_number(e.get(key))]

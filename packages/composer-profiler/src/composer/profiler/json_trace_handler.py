@@ -33,7 +33,7 @@ class JSONTraceHandler(TraceHandler):
 
     A file is written at the end of an ACTIVE_AND_SAVE batch, and at the end of `fit` if there are new events. It holds
     the spans that have ended; an epoch is in the file that is written after its end. If training fails, each rank
-    writes a file when the engine closes. A single process also merges it; the files of several ranks can be merged with
+    writes a file when the engine closes. A single process also merges its file; merge the files of several ranks with
     `python -m composer.profiler.json_trace_merger`.
 
     **Events** INIT, AFTER_LOAD, FIT_START, BATCH_START, BATCH_END, EPOCH_END, FIT_END, CLOSE.
@@ -41,7 +41,7 @@ class JSONTraceHandler(TraceHandler):
 
     Args:
         folder: The folder; this and the next four may contain `{run_name}`, `{rank}` and the like.
-        filename: The name of a rank's file of a cycle; may contain the time, too: `{epoch}`, `{batch}`.
+        filename: The name of a rank's file of a cycle; may also contain the time: `{epoch}`, `{batch}`.
         remote_file_name: The name of that file for loggers that store files, or a URI; None: it is not uploaded.
         merged_trace_filename: The name of the merged file; None: nothing is merged. Each node merges the files of its
             ranks: if nodes share a file system, put `{node_rank}` into the name.

@@ -29,8 +29,8 @@ class Marker:
         profiler: The profiler, bound to a state.
         name: The name of the spans.
         actions: The actions of the schedule during which it is recorded.
-        record_instant_on_start: Record an instant event at the start too.
-        record_instant_on_finish: Record an instant event at the end too.
+        record_instant_on_start: Also record an instant event at the start.
+        record_instant_on_finish: Also record an instant event at the end.
         categories: Categories that viewers can filter by.
 
     Example:

@@ -66,7 +66,7 @@ class Profiler(Callback):
     Pass it as `Trainer(profiler=...)`. With an `Engine` of your own, call `bind_to_state(state)`.
 
     **Events** AFTER_LOAD, EPOCH_START, FIT_START, BATCH_START, and the markers of all of them.
-    **Cost** some microseconds for each algorithm and callback at each event, and the cost of torch's profiler in
+    **Cost** a few microseconds for each algorithm and callback at each event, and the cost of torch's profiler in
     recorded batches. Ranks wait for each other when a cycle begins and when a trace is saved, so the schedule must
     return the same action on all ranks.
 
@@ -220,8 +220,8 @@ class Profiler(Callback):
         Args:
             name: The name of the spans.
             actions: The actions of the schedule during which it is recorded.
-            record_instant_on_start: Record an instant event at the start too.
-            record_instant_on_finish: Record an instant event at the end too.
+            record_instant_on_start: Also record an instant event at the start.
+            record_instant_on_finish: Also record an instant event at the end.
             categories: Categories that viewers can filter by.
 
         Raises:

@@ -44,7 +44,7 @@ class TorchProfiler(Callback):
 
     Args:
         folder: The folder of the traces; this and the next four may contain `{run_name}`, `{rank}` and the like.
-        filename: The name of a trace; may contain the time, too: `{batch}`. With `use_gzip`, ".gz" is appended.
+        filename: The name of a trace; may also contain the time: `{batch}`. With `use_gzip`, ".gz" is appended.
         remote_file_name: The name of the trace for loggers that store files, or a URI; None: it is not uploaded.
         memory_filename: The name of a page that shows the memory over time, which needs matplotlib; None: it is not
             written.

@@ -81,12 +81,12 @@ class CheckpointSaver(Callback):
     """Saves the run at an interval, and keeps the newest, the best, or all checkpoints.
 
     Each file is written with a checksum under a temporary name, flushed to the disk and renamed, so that there is never
-    a partial checkpoint under its name. Then the link to the latest one is updated, also on remote stores. Rank 0
+    a partial checkpoint under its name. Then the link to the latest one is updated, on remote stores too. Rank 0
     writes; the states of all ranks are gathered first.
 
-    Training goes on while a remote store is down: an upload that failed in a way that may be temporary, after three
+    Training continues while a remote store is down: an upload that failed in a way that may be temporary, after three
     attempts, is repeated with every later checkpoint and at the end of `fit`, which raises the error if that fails,
-    too. Until then the files are kept locally. A failure that does not pass, such as a missing permission or a file
+    too. Until then the files are kept locally. A permanent failure, such as a missing permission or a file
     that may not be replaced, is raised at the next batch.
 
     From the construction of the Trainer to the end of `fit`, a hidden file in the folder, a lease, records which
@@ -128,12 +128,12 @@ class CheckpointSaver(Callback):
             uploaded are kept in the local folder that the last line of the log names. At the start of the run, it also
             limits the wait for the first answer of the store. None: the Trainer's, which its services share; 60 without
             one.
-        num_best_checkpoints_to_keep: Best checkpoints by `monitor` to keep besides the newest. A link `best-...` to
-            the best one is created beside that to the latest. With `num_checkpoints_to_keep=-1` all are kept anyway.
-        monitor: The metric to keep the best by: `"eval/MulticlassAccuracy"` is that metric of the evaluator `eval`;
-            `"train/..."` is one of training, and `"loss/train/total"` a loss.
-        monitor_mode: `"max"` if more is better, `"min"` if less is.
-        asynchronous: Write in the background from a copy in host memory, so that training goes on.
+        num_best_checkpoints_to_keep: Best checkpoints by `monitor` to keep in addition to the newest. A link `best-...`
+            to the best one is created next to the link to the latest. With `num_checkpoints_to_keep=-1` all are kept.
+        monitor: The metric to keep the best by: `"eval/MulticlassAccuracy"` is that metric of the evaluator `eval`,
+            `"train/..."` a training metric, and `"loss/train/total"` a loss.
+        monitor_mode: `"max"` if higher is better, `"min"` if lower is.
+        asynchronous: Write in the background from a copy in host memory, so that training continues.
 
     Attributes:
         saved_checkpoints: The paths of the checkpoints that exist, oldest first.
@@ -260,17 +260,17 @@ class CheckpointSaver(Callback):
         return self._interval(state, event)
 
     def save_soon(self) -> None:
-        """Save at the next BATCH_CHECKPOINT, independent of the interval. To be called on every rank."""
+        """Save at the next BATCH_CHECKPOINT, independent of the interval. Call it on every rank."""
         self._requested = True
 
     def reserve(self, state: State, delivery_timeout: float = 60.0) -> None:
-        """Take the lease on the save folder, so that no other run writes the same files. To be called on every rank.
+        """Take the lease on the save folder, so that no other run writes the same files. Call it on every rank.
 
-        A lease that another host took lately is watched for a while; see `composer.checkpoint.lease`.
+        A lease that another host took recently is watched for a while; see `composer.checkpoint.lease`.
 
         Args:
             state: The run.
-            delivery_timeout: The Trainer's, which holds if this object has none: how many seconds to wait for the
+            delivery_timeout: The Trainer's, which applies if this object has none: how many seconds to wait for the
                 answer of a remote store.
 
         Raises:
@@ -327,7 +327,7 @@ class CheckpointSaver(Callback):
         files = pattern_of_run(state, self.filename if remote is None else remote).filename
         if self._uri is None:
             return folder_lease(self._folder_of(state), state.run_name, files)
-        # Wrong credentials are to be detected now, not after hours of training.
+        # Detect wrong credentials now, not after hours of training.
         uri = format_name_with_dist(self._uri, state.run_name)
         answer_of(uri, lambda: storage_of(uri).check_writable(), limit)
         where = self._folder_of(state)
@@ -342,7 +342,7 @@ class CheckpointSaver(Callback):
 
     @contextmanager
     def training(self, state: State) -> Iterator[None]:
-        """Hold the lease while the run trains, and release it if training succeeds. To be called on every rank."""
+        """Hold the lease while the run trains, and release it if training succeeds. Call it on every rank."""
         self.reserve(state)
         lease = self._lease
         if lease is None:
@@ -391,7 +391,7 @@ class CheckpointSaver(Callback):
             self.best.check(state)
 
     def _check_fixed_name(self, state: State) -> None:
-        """Check that a file that every save replaces, as its name has no counts, belongs to this run.
+        """Check that the file belongs to this run if its name has no counts, so that every save replaces it.
 
         A collective operation.
 
@@ -422,7 +422,7 @@ class CheckpointSaver(Callback):
         return self._uri[: len(self._uri) - len(path)]
 
     def check_reset(self, state: State) -> None:
-        """Check that time may be counted from zero again. To be called on every rank.
+        """Check that time may be counted from zero again. Call it on every rank.
 
         Raises:
             FileExistsError: Checkpoints that this object saved would be replaced.
@@ -534,7 +534,7 @@ class CheckpointSaver(Callback):
     def finalize(self, state: State, logger: Logger) -> bool:
         """Save the last checkpoint again if the run has changed since, so that it holds the final state.
 
-        Events after the last checkpoint event, such as the end of an epoch, may still change the run. To be called on
+        Events after the last checkpoint event, such as the end of an epoch, may still change the run. Call it on
         every rank, when nothing changes any more.
 
         Returns:
@@ -595,7 +595,7 @@ class CheckpointSaver(Callback):
     # ---- saving ----
 
     def save_now(self, state: State, logger: Logger) -> None:
-        """Save as at the interval, during `fit` or at another time. To be called on every rank.
+        """Save as at the interval, during `fit` or at another time. Call it on every rank.
 
         Raises:
             FolderInUseError: Another run saves to the folder.
@@ -630,7 +630,7 @@ class CheckpointSaver(Callback):
             self.flush()
 
     def _save_checkpoint(self, state: State, logger: Logger, again: bool = False) -> None:
-        """Save now; with `again`, replace the last checkpoint. To be called on every rank."""
+        """Save now; with `again`, replace the last checkpoint. Call it on every rank."""
         self._writer.wait()  # the previous one is ranked and linked when it is complete
         if self._lease is not None:
             self._lease.check()

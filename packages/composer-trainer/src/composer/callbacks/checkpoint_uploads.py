@@ -83,7 +83,7 @@ class CheckpointUploads:
         Args:
             path: The file, or the folder of shards.
             name: Its name in the bucket.
-            overwrite: Replace what has this name there; else that is a FileExistsError, raised later.
+            overwrite: Replace an existing one of this name; otherwise a FileExistsError is raised later.
             link: The name and the text of a small file that is written after the upload.
         """
         with self._lock:
@@ -94,14 +94,14 @@ class CheckpointUploads:
             self._queue(_Upload(self._submitted, path, name, overwrite, link, Future()))
 
     def check(self) -> None:
-        """Raise the first failure that another attempt does not mend, if any."""
+        """Raise the first failure that another attempt does not fix, if any."""
         for error in self._errors():
             if not isinstance(error, ObjectStoreTransientError):
                 self._raised = True
                 raise error
 
     def wait(self) -> None:
-        """Wait until all uploads have ended, those that are repeated included.
+        """Wait until all uploads have ended, including repeated ones.
 
         Raises:
             TimeoutError: They have not ended in time.
@@ -109,7 +109,7 @@ class CheckpointUploads:
         """
         with self._lock:
             if self._deadline.failing:
-                self._deadline.delivered()  # maybe since long ago: the last attempts get the whole time
+                self._deadline.delivered()  # perhaps long ago: the last attempts get the whole time
             self._repeat()
         try:
             self._uploader.wait()
@@ -123,7 +123,7 @@ class CheckpointUploads:
             raise errors[0] from None
 
     def close(self) -> None:
-        """Wait until all uploads have ended, and end the threads. Raises as `wait`, but no failure a second time."""
+        """Wait until all uploads have ended, and end the threads. Raises like `wait`, but no failure twice."""
         if os.getpid() != self._process:
             return
         try:

@@ -43,7 +43,7 @@ class OptimizerParameters:
                 )
 
     def replace(self, model: torch.nn.Module) -> None:
-        """Replace the old parameters by the model's current ones, with their optimizer states."""
+        """Replace the old parameters with the model's current ones, and keep their optimizer states."""
         named = dict(model.named_parameters())
         current: dict[torch.Tensor, torch.nn.Parameter] = {old: named[name] for old, name in self._names.items()}
         for optimizer in self._optimizers:

@@ -107,7 +107,7 @@ def _check_options(name: str, options: dict[str, Any]) -> None:
 
 
 def _check_sharing(model: torch.nn.Module, units: list[Unit]) -> None:
-    """A parameter that is in two units would be two parameters once they are sharded."""
+    """Raise ValueError if a parameter is in two units: it would become two parameters once they are sharded."""
     owners: dict[int, tuple[str, str]] = {}
     names = {id(unit.module): unit.name for unit in units}
     for path, module in model.named_modules():

@@ -1,4 +1,4 @@
-"""Prepare a model for several processes, in a loop of your own. The Trainer does it by itself."""
+"""Prepare a model for several processes, in a loop of your own. The Trainer does this itself."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def prepare_fsdp_module(
         te_rng_seed: The seed with which modules on the meta device are initialized.
 
     Returns:
-        `([], {})`: no hooks are needed, which the first version of FSDP returned.
+        `([], {})`, in place of the hooks that the first version of FSDP returned.
 
     Raises:
         RuntimeError: There is no process group, or this version of torch cannot shard on the device.
@@ -101,8 +101,8 @@ def prepare_tp_module(model: torch.nn.Module, optimizers: Optimizers, tp_config:
 
     Raises:
         RuntimeError: There is no process group.
-        ValueError: The layer plan has a name that is no module, the degree does not divide the number of ranks, or an
-            optimizer has parameters of another model.
+        ValueError: The layer plan has a name that is not a module, the degree does not divide the number of ranks, or
+            an optimizer has parameters of another model.
         TypeError: `tp_config` is not a configuration.
     """
     config = TPConfig(**tp_config) if isinstance(tp_config, Mapping) else tp_config

@@ -1,4 +1,4 @@
-"""Shard a `ComposerModel` in a loop of your own. The Trainer does it by itself."""
+"""Shard a `ComposerModel` in a loop of your own. The Trainer does this itself."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def build_model(model: Any, options: ModelOptions) -> tuple[ComposerModel, bool]
 
 
 def check_model(model: Any) -> ComposerModel:
-    """Return the model that algorithms have left.
+    """Return the model after algorithms have changed it.
 
     Raises:
         ValueError: It is not a `ComposerModel`.
@@ -132,7 +132,7 @@ def connect_ranks(device: Device, options: RunOptions) -> SingleProcess:
     owns_group = not dist.is_initialized()
     # NCCL aborts the process after its timeout: exchanges on the host fail earlier and name the missing rank.
     dist.initialize_dist(device, seconds + _NCCL_EXTRA_SECONDS if device.dist_backend == "nccl" else seconds)
-    atexit.unregister(_release_last_exchange)  # once, also with several Trainers
+    atexit.unregister(_release_last_exchange)  # once, even with several Trainers
     atexit.register(_release_last_exchange)
     if owns_group:
         atexit.register(_destroy_group, torch.distributed.group.WORLD)
@@ -228,7 +228,7 @@ def _check_keys(model: ComposerModel, algorithms: Sequence[Algorithm]) -> None:
     """Check that algorithms find inputs and targets where the model does.
 
     Raises:
-        ValueError: An algorithm has another key than the `Trainer` got.
+        ValueError: An algorithm has a different key than the `Trainer`.
     """
     if not isinstance(model, ModuleWithLoss):
         return
@@ -299,7 +299,7 @@ def bind_profiler(profiler: Any, state: State, microbatch_size: Any) -> None:
     """Profile a run, unless `profiler` is None.
 
     Raises:
-        ValueError: The microbatch size is searched.
+        ValueError: The microbatch size is searched for.
         TypeError: `profiler` is not a profiler.
     """
     if profiler is None:

@@ -21,9 +21,9 @@ _SECONDS_FOR_GIT = 5
 
 
 def describe_run(state: State) -> dict[str, Any]:
-    """Return plain values that tell a run from another, as it begins to train.
+    """Return plain values that distinguish a run from others, as it begins to train.
 
-    The seed is missing: each run logs it already as "rank_zero_seed", the name that MosaicML's Composer has for it.
+    The seed is left out: each run already logs it as "rank_zero_seed", the name that MosaicML's Composer uses.
 
     Args:
         state: The state; its data and duration are known.
@@ -55,7 +55,7 @@ def describe_run(state: State) -> dict[str, Any]:
 
 
 def _name_of_loss(model: torch.nn.Module) -> str | None:
-    """Return the name of the function that any module has been given as its loss."""
+    """Return the name of the loss function that was passed for a plain module; None for other models."""
     while not hasattr(model, "loss_fn") and isinstance(getattr(model, "module", None), torch.nn.Module):
         model = model.module  # type: ignore[assignment]
     loss = getattr(model, "loss_fn", None)
@@ -78,7 +78,7 @@ def _plain_rates(state: State) -> Any:
 
 
 def _batch_size(state: State) -> int | None:
-    """Return the examples of a step on all ranks, if the loader tells."""
+    """Return the number of examples per step on all ranks, if the loader provides it."""
     size = getattr(state.dataloader, "batch_size", None)
     return size * dist.get_world_size() if isinstance(size, int) else None
 

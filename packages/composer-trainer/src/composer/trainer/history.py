@@ -17,7 +17,7 @@ _MOST = 1024  # losses
 class RunHistory:
     """The losses and results of a run, for `Trainer.plot`.
 
-    A training step only appends to `recent`: losses stay on the device until they are drawn. Of a long run every
+    A training step only appends to `recent`: losses stay on the device until they are drawn. Of a long run, only every
     second, fourth, eighth ... loss is stored, so that there are never more than 1024.
 
     Attributes:

@@ -36,7 +36,7 @@ class _LossMonitor:
 
     def __init__(self, recent: Sequence[tuple[int, Mapping[str, torch.Tensor]]]) -> None:
         self._recent = recent
-        self._result: tuple[int, int, DeferredValue] | None = None  # least number to warn of, last batch, number
+        self._result: tuple[int, int, DeferredValue] | None = None  # minimum number to warn about, last batch, number
         self._warned = False
 
     def check(self, at_end: bool = False) -> None:
@@ -223,7 +223,7 @@ class FitLoop:
         return True
 
     def _put_back(self, batches: Sequence[Any]) -> None:
-        """Return a batch that was drawn before another rank stopped to the loader, for the next `fit`."""
+        """Put batches that were drawn before another rank stopped back into the loader, for the next `fit`."""
         self.position.put_back(batches)
         if batches and has_state(self.state.dataloader):
             warnings.warn(
@@ -311,12 +311,12 @@ class FitLoop:
         for key, loss in losses.items():
             values[key] = DeferredValue.of_tensor(loss)
         if metrics is not None:
-            state.train_metric_values = metrics.values().copy()  # it replaces those that are read by their numbers
+            state.train_metric_values = metrics.values().copy()  # reading a value there replaces it with a number
             values |= metrics.logged()
         self.logger.log_metrics(values)
 
     def _look_back(self) -> None:
-        """Do what would take too long in each step, for the 16 losses that have come together."""
+        """Do what would take too long in each step, once there are 16 recent losses."""
         self._num_losses = max(self._num_losses + 8, 16)
         if self._num_losses & (self._num_losses - 1) == 0:
             self._losses.check()

@@ -155,7 +155,7 @@ class _OnDemand(Mapping[str, DeferredValue]):
         self._make: Callable[[], dict[str, DeferredValue]] | None = make
 
     def expire(self) -> None:
-        """Make nothing any more, as the batch is over."""
+        """Make no more values: the batch is over."""
         self._make = None
 
     def _made(self) -> dict[str, DeferredValue]:

@@ -1,14 +1,14 @@
 """The search for the largest microbatch size that fits the GPU: start with the whole batch, halve when memory runs out.
 
-With several ranks, any of them may run out of memory at any moment. It would then not arrive where the others
-synchronize gradients, and they would wait until the timeout. So an attempt does not communicate: every rank computes
+With several ranks, any of them may run out of memory at any moment. It would then not join the others in
+synchronizing gradients, and they would wait until the timeout. So an attempt does not communicate: every rank computes
 its gradients, then all exchange the outcome through the host, and only gradients that all ranks completed are averaged.
 If any rank ran out of memory, all halve to the same size and compute the same batch again.
 
 The cost: gradients are synchronized after the backward pass instead of during it, and every pass exchanges three
 numbers per rank. This holds for the whole run, since a longer sequence may need more memory than any before.
 
-What follows the exchange is not attempted again: a rank on which the gradient average, AFTER_TRAIN_BATCH or the
+What follows the exchange is not retried: a rank on which the gradient average, AFTER_TRAIN_BATCH or the
 optimizer step runs out of memory raises, and the others get an error in their next collective operation.
 """
 
@@ -31,7 +31,7 @@ from composer.utils import dist
 
 TOO_LARGE = "Use a smaller model, a shorter or smaller input, or a lower precision."
 
-_PROVEN = 3  # after as many batches, the states of the optimizer and the cache of the allocator are there, too
+_PROVEN = 3  # after this many batches, the optimizer states and the allocator's cache exist, too
 _OOM_TEXTS = ("CUDA out of memory", "CUDA error: out of memory")
 _CUDNN_TEXT = "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if you passed in a non-contiguous input."
 
@@ -90,8 +90,8 @@ class Snapshot:
     """A copy of what a failed attempt changes: the batch, the model's buffers and the global random generators.
 
     With it restored, a run that searches trains like one that knew the size from the start. Copying costs time, so
-    batches of shapes that have fitted three times, with the same size, are trained without a copy. If one fails
-    nevertheless, because other programs use the memory, it is trained again from changed buffers and generators.
+    batches of shapes that have fitted three times, with the same size, are trained without a copy. If one still fails,
+    because other programs use the memory, it is trained again from changed buffers and generators.
 
     Args:
         state: The run's state.
@@ -173,7 +173,7 @@ class ThrashingDetector:
 
     def check(self) -> bool:
         """Return True if that has just happened; call it after every pass."""
-        # The nested statistics are what the allocator returns; the flat ones are sorted anew by each call.
+        # The nested statistics are what the allocator returns; the flat ones are sorted again in each call.
         stats = torch.cuda.memory_stats_as_nested_dict() if torch.cuda.is_available() else {}
         retries = stats.get("num_alloc_retries", 0)
         self._batches = self._batches + 1 if retries > self._retries else 0
@@ -348,13 +348,13 @@ class LockStepSearch:
 
 @contextmanager
 def eval_search(evaluator: Evaluator, state: State, parallel: SingleProcess) -> Iterator[None]:
-    """Search the microbatch size of an evaluation on several ranks.
+    """Search for the microbatch size of an evaluation on several ranks.
 
     An evaluation does not communicate, and ranks may have different numbers of batches. So each rank halves its own
     size, and at the end all ranks use the smallest size, or fail together.
 
     Args:
-        evaluator: Its `device_eval_microbatch_size` is searched.
+        evaluator: Its `device_eval_microbatch_size` is searched for.
         state: The run's state.
         parallel: The other ranks.
 
@@ -386,7 +386,7 @@ def eval_search(evaluator: Evaluator, state: State, parallel: SingleProcess) -> 
 
 
 def check_not_profiled(profiler: object, microbatch_size: Any) -> None:
-    """Check that the microbatch size is not searched while profiling.
+    """Check that the run does not search for the microbatch size while profiling.
 
     Raises:
         ValueError: Both are requested.
@@ -399,7 +399,7 @@ def check_not_profiled(profiler: object, microbatch_size: Any) -> None:
 
 
 def check_not_sharded(argument: str, state: State) -> None:
-    """Check that the microbatch size can be searched for this model.
+    """Check that this model allows a search for the microbatch size.
 
     Raises:
         ValueError: The model is sharded.

@@ -79,7 +79,7 @@ class MakeOptimizers(Algorithm):
         """Make them.
 
         Raises:
-            TypeError: The function returned something else, or takes the model for the parameters.
+            TypeError: The function returned something else, or expects the model instead of the parameters.
         """
         parameters = [*state.model.parameters()]
         try:

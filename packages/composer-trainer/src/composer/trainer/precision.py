@@ -45,8 +45,8 @@ def parse_precision(precision: str | int | torch.dtype | Precision) -> Precision
 def resolve_precision(precision: str | int | torch.dtype | Precision | None, device: Device) -> Precision:
     """Return the given precision, or the device's default.
 
-    On a GPU that is bf16, whose range is that of fp32, so that losses need no scaling; on one without bf16 units fp16;
-    elsewhere fp32.
+    On a GPU that is bf16, whose range is that of fp32, so that losses need no scaling; on one without bf16 units, fp16;
+    elsewhere, fp32.
 
     Raises:
         ValueError: The precision is unknown, or the device does not support it.
@@ -81,7 +81,7 @@ def autocast(state: State, fp8: bool = True) -> AbstractContextManager[None]:
 
 
 def unscale(scaler: torch.amp.GradScaler, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-    """Unscale the gradients of all optimizers. If one overflows all skip their step, like groups of one optimizer."""
+    """Unscale the gradients of all optimizers. If one overflows, all skip the step, like groups of one optimizer."""
     for optimizer in optimizers:
         scaler.unscale_(optimizer)
     if len(optimizers) > 1:

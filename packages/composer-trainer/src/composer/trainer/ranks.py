@@ -140,7 +140,7 @@ class SingleProcess:
     def reshard(self) -> None:
         """Free the weights gathered for a forward pass that has no backward pass."""
 
-    # ---- in a step that searches the microbatch size ----
+    # ---- in a step that searches for the microbatch size ----
 
     def prepare_local_passes(self) -> None:
         """Exchange now what a forward pass would: until the next step, passes without `sync` do not communicate."""
@@ -348,7 +348,7 @@ def check_same_structure(model: torch.nn.Module, rank: int, host_group: Any = No
 
 
 def num_data_shards(state: State) -> int:
-    """Return into how many parts the data is split: one per rank, or per group of tensor-parallel ranks."""
+    """Return the number of parts that the data is split into: one per rank, or per group of tensor-parallel ranks."""
     return dist.get_world_size() // (1 if state.tp_config is None else int(state.tp_config.tensor_parallel_degree))
 
 

@@ -130,7 +130,7 @@ class RunSettings:
         self.state.evaluators = evaluators
 
     def replace_evaluation(self, options: EvaluationOptions) -> None:
-        """Apply the arguments of `fit` about evaluation; None leaves a setting, or is the default for a new loader.
+        """Apply the arguments of `fit` about evaluation; None leaves a setting, or means the default for a new loader.
 
         Raises:
             ValueError: An interval or number of batches is given, but there are no evaluators.
@@ -257,7 +257,7 @@ class RunSettings:
             self._check_lengths(scheduler for scheduler, _ in given if isinstance(scheduler, LRScheduler))
 
     def _check_lengths(self, schedulers: Iterable[LRScheduler]) -> None:
-        """Warn of a torch scheduler whose length is in batches but is stepped per epoch, or the reverse."""
+        """Warn about a torch scheduler whose length is in batches but which is stepped per epoch, or the reverse."""
         steps = self._steps_of_run()
         if steps is None:
             return
@@ -423,7 +423,7 @@ def _build_evaluators(options: EvaluationOptions) -> list[Evaluator]:
 
 
 def _microbatch_size(size: Any, spec: DataSpec | None, device: Device) -> tuple[float | None, bool]:
-    """Return the samples per forward pass (None: the whole batch), and True if the size is searched.
+    """Return the samples per forward pass (None: the whole batch), and True if the size is searched for.
 
     Raises:
         ValueError: The size is not positive, or 'auto' is not supported here.

@@ -36,7 +36,7 @@ class BatchTrainer:
         count_tokens: Weigh microbatches by their loss-generating tokens instead of their samples.
         compile_config: Arguments of `torch.compile` for the loss together with the forward pass, and for the steps of
             the optimizers; None: only `state.model` may be compiled.
-        whole_size: The `state.device_train_microbatch_size` that nobody asked for: batches are not split, although
+        whole_size: The `state.device_train_microbatch_size` that nobody requested: batches are not split, even if
             algorithms or a collate function may give them more samples.
     """
 
@@ -97,7 +97,7 @@ class BatchTrainer:
             state.scaler = ClosureGradScaler(device_type(state))
         if state.auto_microbatching:
             self._lock_step.check()
-        # Without autocast no context is entered at all; otherwise one is entered again and again, except for FP8.
+        # Without autocast no context is entered at all; otherwise the same one is reused, except for FP8.
         self._autocast = state.precision is not Precision.FP32 or torch.is_autocast_enabled(device_type(state))
         self._precision_context = None if state.precision is Precision.AMP_FP8 else autocast(state)
 
@@ -245,7 +245,7 @@ class BatchTrainer:
         return self._pass_losses["loss/train/total"]
 
     def _train_microbatch(self, microbatch: Any, weight: float) -> None:
-        """Run forward and backward for a microbatch, which is the part `weight` of its batch."""
+        """Run forward and backward for a microbatch, which is the fraction `weight` of its batch."""
         state, dispatch, metrics = self.state, self._dispatch, self._pass_metrics
         batch = self._to_device(microbatch)
         if self._spec.microbatch_transforms is not unchanged:
@@ -395,7 +395,7 @@ def _add_losses(losses: dict[str, torch.Tensor], loss: Any, total: torch.Tensor,
         losses: The losses so far, by key.
         loss: What the model's `loss` returned.
         total: The sum of all losses, times `weight`.
-        weight: The part of the microbatch in its batch.
+        weight: The fraction of the batch that the microbatch is.
     """
     _add(losses, "loss/train/total", total.detach() if weight else torch.zeros_like(total))
     if isinstance(loss, torch.Tensor):

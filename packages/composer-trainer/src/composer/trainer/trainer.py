@@ -208,7 +208,7 @@ class _RejectsRemovedArguments:
             return super().__new__(cls)
 
         def __getattr__(self, name: str) -> Any:
-            """Tell which method has the name of another trainer's."""
+            """Raise AttributeError; for a method of another trainer, name the one to call instead."""
             if hasattr(type(self), name):  # a property has failed: it does so again, with its own message
                 return object.__getattribute__(self, name)
             hint = f" Call `{_METHODS[name]}`." if name in _METHODS else ""
@@ -275,7 +275,7 @@ class Trainer(_RejectsRemovedArguments):
             `"bf16"`, 16, ...; see `Precision`); None: bf16 on a GPU (fp16 on one that has no bf16), fp32 elsewhere.
         precision_config: Arguments of the FP8 recipe.
         device_train_microbatch_size: Samples per forward and backward pass; gradients accumulate over the batch. None:
-            the whole batch; `"auto"`: search the largest size that fits the GPU.
+            the whole batch; `"auto"`: search for the largest size that fits the GPU.
         accumulate_train_batch_on_tokens: Weigh microbatches by their loss-generating tokens, not their samples.
         seed: The seed of all random generators; rank r trains with `seed + r`. None draws one.
         deterministic_mode: Use deterministic operations only.
@@ -303,7 +303,7 @@ class Trainer(_RejectsRemovedArguments):
         branch_duration: How long to train from the checkpoint `load_path` on, instead of until `max_duration`. The run
             branches off the one that saved it, for example with the decay of its schedule (see
             `WarmupStableDecayScheduler`), and continues its weights, optimizers, data and random numbers. It needs a
-            `run_name` of its own, and a warning tells if its schedule does not continue the learning rate. With
+            `run_name` of its own, and a warning says if its schedule does not continue the learning rate. With
             `autoresume`, it continues from its own checkpoints and ends at the same time.
         save_folder: The folder for checkpoints: a path or URI (`s3://...`); None: save none. This and the next two
             arguments are format strings; see `CheckpointSaver`.
@@ -312,7 +312,7 @@ class Trainer(_RejectsRemovedArguments):
         save_overwrite: Allow replacing files in `save_folder` that are newer than the run.
         save_interval: How often to save: a time, or a function of state and event.
         save_weights_only: Save the model only.
-        save_ignore_keys: What not to save, as `load_ignore_keys`.
+        save_ignore_keys: What not to save, like `load_ignore_keys`.
         save_num_checkpoints_to_keep: The number of newest checkpoints to keep; -1: all.
         save_metrics: Also save the states of metrics.
         save_num_best_checkpoints_to_keep: The number of best checkpoints to keep in addition.
@@ -695,7 +695,7 @@ class Trainer(_RejectsRemovedArguments):
         if not self.state.fsdp_enabled:  # sharding replaces the parameters
             check_optimizers(self.state.optimizers, self.state.model, changed_by="an algorithm")
         self._evaluation.modes.check()
-        # Surgery has drawn random numbers; training starts from the seed with any algorithms.
+        # Surgery has drawn random numbers; training starts from the seed whatever the algorithms.
         reproducibility.seed_all(self.state.seed)
         self.state.model = self._parallel.wrap(self.state.model, self.state.algorithms)
         if compile_config is not None:
@@ -736,8 +736,8 @@ class Trainer(_RejectsRemovedArguments):
 
         Args:
             train_dataloader: The training data. Another loader than before is iterated from its beginning. If the run
-                is inside an epoch, the loader provides the rest of it: the epoch keeps its number, batches are counted
-                further, and it ends with this loader.
+                is inside an epoch, the loader provides the rest of it: the epoch keeps its number, batch counts
+                continue, and it ends with this loader.
             train_dataloader_label: The label of the training data.
             train_subset_num_batches: Batches per epoch. If the current epoch has had that many, its loader is iterated
                 from its beginning, like another loader.
@@ -754,7 +754,7 @@ class Trainer(_RejectsRemovedArguments):
             device_train_microbatch_size: Samples per forward and backward pass, or `"auto"`.
             precision: The numerical precision.
             spin_dataloaders: Advance the loader to its position when resuming inside an epoch.
-            compile_config: Arguments of `torch.compile`, which compiles the model (with `compile_step`, the step) anew.
+            compile_config: Arguments of `torch.compile`; the model (with `compile_step`, the step) is compiled again.
 
         Raises:
             ValueError: There is no optimizer, data or duration, or the run is at its end (a run relaunched with
@@ -883,7 +883,7 @@ class Trainer(_RejectsRemovedArguments):
         """Draw the losses and metrics of the run over batches.
 
         Without an `InMemoryLogger`, these are the losses of up to 1024 batches, evenly spaced, and the results of
-        evaluations, since this process has begun the run. With one, all that it has stored, such as training metrics.
+        evaluations, since this process began the run. With one, all that it has stored, such as training metrics.
 
         Args:
             *names: What to draw, by logged names or parts of them, such as "Accuracy"; none: all losses and metrics.

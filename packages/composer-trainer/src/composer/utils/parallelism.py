@@ -75,8 +75,8 @@ class FSDP2Config:
         sharded_ckpt_prefix_dir: The name of a checkpoint's folder; a format string like `save_filename`.
         auto_wrap: Use the classes in a model's `_no_split_modules`, which models of transformers have, as units unless
             the model selects units otherwise.
-        forward_prefetch: Gather the weights of the next inner units while one computes its forward pass, also if the
-            host is not yet there. This suits models whose units run in the order in which they are registered.
+        forward_prefetch: Gather the weights of the next inner units while one computes its forward pass, even if the
+            host is behind. This suits models whose units run in the order in which they are registered.
         forward_prefetch_limit: The number of units whose weights are gathered ahead; each takes its memory.
         backward_prefetch_limit: The same for the backward pass, which always gathers the weights of the next unit.
         sync_module_states: Start all ranks from the weights of rank 0. This is always done, and the models of other
@@ -171,7 +171,7 @@ class FSDP2Config:
 
 
 class FSDPConfig(FSDP2Config):
-    """`FSDP2Config` with the argument names and defaults of the first version of FSDP, which a dict has, too.
+    """`FSDP2Config` with the argument names and defaults of the first version of FSDP, which also apply to a dict.
 
     Args:
         **attrs: The entries of `FSDP2Config.from_compatible_attrs`; `sharding_strategy` is `"FULL_SHARD"`,
@@ -232,7 +232,7 @@ class ParallelismConfig:
     Args:
         fsdp: How the model is sharded: a dict of the arguments of `FSDPConfig`, or a configuration.
         tp: How layers are split in addition: a dict of the arguments of `TPConfig`, or a configuration.
-        fsdp2: Another name of `fsdp`.
+        fsdp2: Another name for `fsdp`.
 
     Raises:
         ValueError: `tp` is given without `fsdp`, both `fsdp` and `fsdp2` are given, or an argument is invalid.

@@ -28,7 +28,7 @@ class GCSObjectStore(StorageObjectStore):
 
     Raises:
         ModuleNotFoundError: `gcsfs` or `s3fs` is not installed.
-        ValueError: `bucket` is no name of a bucket, or there are no credentials.
+        ValueError: `bucket` is not a bucket name, or there are no credentials.
     """
 
     def __init__(self, bucket: str, prefix: str = "") -> None:

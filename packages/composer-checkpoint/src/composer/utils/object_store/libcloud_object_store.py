@@ -136,7 +136,7 @@ class LibcloudObjectStore(ObjectStore):
                 raise ObjectStoreTransientError(f"{file.tell()} of {found.size} bytes of {uri} arrived.")
 
     def list_objects(self, prefix: str | None = None) -> list[str]:
-        """List the sorted names of the objects that begin with `prefix`, also in folders."""
+        """List the sorted names of the objects that begin with `prefix`, including those in subfolders."""
         with _translated(self.get_uri(prefix or "")):
             names = (found.name for found in self._driver.iterate_container_objects(self._opened()))
             return sorted(name for name in names if name.startswith(prefix or ""))

@@ -32,7 +32,7 @@ class OCIObjectStore(StorageObjectStore):
 
     Raises:
         ModuleNotFoundError: `ocifs` is not installed.
-        ValueError: `bucket` is no name of a bucket, or the configuration cannot be read or is not valid.
+        ValueError: `bucket` is not a bucket name, or the configuration cannot be read or is not valid.
 
     Differs: a size is read without the object, and the prefix applies to all methods.
     """
@@ -100,7 +100,7 @@ class OCIObjectStore(StorageObjectStore):
             super().download_object(object_name, filename, overwrite, callback)
 
     def list_objects(self, prefix: str | None = None) -> list[str]:
-        """List the sorted names of the objects that begin with `prefix`, also in folders.
+        """List the sorted names of the objects that begin with `prefix`, including those in subfolders.
 
         Raises:
             ValueError: There is no such bucket.

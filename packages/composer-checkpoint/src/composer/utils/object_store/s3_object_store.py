@@ -38,7 +38,7 @@ class S3ObjectStore(StorageObjectStore):
 
     Raises:
         ModuleNotFoundError: `s3fs` is not installed.
-        ValueError: `bucket` is no name of a bucket, or `transfer_config` has other settings.
+        ValueError: `bucket` is not a bucket name, or `transfer_config` has other settings.
 
     Differs: `s3fs` transfers the files, not boto3, so other settings of boto3's `TransferConfig` have no counterpart. A
         size is read without the object.
@@ -127,7 +127,7 @@ class S3ObjectStore(StorageObjectStore):
         """Return the size of an object in bytes.
 
         Raises:
-            FileNotFoundError: There is no such object; the server may say so of one that the credentials do not allow.
+            FileNotFoundError: There is no such object, or the credentials do not allow reading it.
         """
         with _missing_if_refused():
             return super().get_object_size(object_name)
@@ -143,7 +143,7 @@ class S3ObjectStore(StorageObjectStore):
 
         Raises:
             FileExistsError: `filename` exists, and `overwrite` is False.
-            FileNotFoundError: There is no such object, or the credentials do not allow to read it.
+            FileNotFoundError: There is no such object, or the credentials do not allow reading it.
         """
         with _missing_if_refused():
             super().download_object(object_name, filename, overwrite, callback)

@@ -18,14 +18,14 @@ _TIMEOUT_SECONDS = 30.0
 class SFTPObjectStore(StorageObjectStore):
     """A folder of a server, through SFTP. Needs the extra `sftp` of composer-checkpoint.
 
-    A lost connection is made again. A file gets its name when it is complete.
+    A lost connection is restored. A file gets its name when it is complete.
 
     Args:
         host: The host, or a URI with what else is needed: `sftp://user@host:22/folder/in/home` or, with two slashes,
             `sftp://user@host:22//absolute/folder`. Elsewhere, as in `save_folder`, the path of a URI is absolute.
         port: The port.
-        username: The user; else the present one.
-        password: The password; else keys are tried, those of an agent, too.
+        username: The user; else the current one.
+        password: The password; else keys are tried, including those of an agent.
         known_hosts_filename: A file with the keys of hosts; else the file that `known_hosts_filename_environ` names,
             else `~/.ssh/known_hosts`.
         known_hosts_filename_environ: The name of that variable.

@@ -85,7 +85,7 @@ class StorageObjectStore(ObjectStore):
         self.storage.download(object_name, filename, False if callback is None else callback)
 
     def list_objects(self, prefix: str | None = None) -> list[str]:
-        """List the sorted names of the objects that begin with `prefix`, also in folders."""
+        """List the sorted names of the objects that begin with `prefix`, including those in subfolders."""
         return self.storage.find(prefix or "")
 
 

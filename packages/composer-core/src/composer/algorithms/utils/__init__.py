@@ -1,6 +1,6 @@
-"""Utilities of algorithms: image augmentations and conversions, dataset transforms, mixed targets and losses.
+"""Utilities for algorithms: image augmentations and conversions, dataset transforms, mixed targets and losses.
 
-The import needs neither Pillow nor torchvision; functions of Pillow images need Pillow.
+Importing it needs neither Pillow nor torchvision; functions on Pillow images need Pillow.
 """
 
 from composer.algorithms.utils.augmentation_primitives import AugmentationFn as AugmentationFn

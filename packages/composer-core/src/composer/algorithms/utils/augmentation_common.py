@@ -21,12 +21,12 @@ T = TypeVar("T")
 
 def is_pillow_image(image: object) -> bool:
     """Return True for a Pillow image, without importing Pillow."""
-    module = sys.modules.get("PIL.Image")  # imported if there is an image
+    module = sys.modules.get("PIL.Image")  # already imported if an image exists
     return module is not None and isinstance(image, module.Image)
 
 
 def image_as_type(image: Any, typ: type[T]) -> T:
-    """Convert an image between a tensor and a Pillow image.
+    """Convert an image to a tensor or a Pillow image.
 
     Args:
         image: A Pillow image, or a tensor of shape (H, W) or (C, H, W) with 1 to 4 channels, floating in [0, 1] or
@@ -65,12 +65,12 @@ def image_as_type(image: Any, typ: type[T]) -> T:
 
 
 def map_pillow_function(f_pil: Callable[[Image], Image], imgs: T) -> T:
-    """Apply a function of Pillow images to one or several images.
+    """Apply a function on Pillow images to one or several images.
 
     Args:
         f_pil: A function that takes a Pillow image and returns one.
         imgs: A Pillow image, a tensor of shape (H, W), (C, H, W) or (N, C, H, W) as in `image_as_type`, or an iterable
-            of such; not modified.
+            of these; not modified.
 
     Returns:
         A value of the type of `imgs`, or a list for an iterable; tensors keep shape, dtype and device.

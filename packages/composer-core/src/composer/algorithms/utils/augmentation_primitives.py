@@ -1,6 +1,6 @@
 """Random augmentations of Pillow images, as in AutoAugment, and sets of them.
 
-Each function takes an image and a `level` in [0, 10], where 10 is the strongest, and returns another image. With
+Each function takes an image and a `level` in [0, 10], where 10 is the strongest, and returns a new image. With
 u ~ U(0.1, level), drawn for each image from the CPU generator of torch (seeded separately in each dataloader worker):
 
     autocontrast, equalize    the level is not used
@@ -10,7 +10,7 @@ u ~ U(0.1, level), drawn for each image from the CPU generator of torch (seeded 
     shear_x, shear_y          by 0.3 u / 10, either way
     translate_x, translate_y  by int(size / 3 * u / 10) pixels of the width or the height, either way
     color, contrast,          enhance by a factor from U(1, level) or U(1 - 0.09 level, 1), with equal probability;
-    sharpness, brightness     a factor of brightness above 1 is multiplied by 0.75
+    sharpness, brightness     a brightness factor above 1 is multiplied by 0.75
     color_original, ...       enhance by 1.8 u / 10 + 0.1
 
 Pixels outside the original image become black. Rotation and shear use bilinear interpolation.
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["AugmentationFn", "as_augmentation_set", "augmentation_sets"]
 
 AugmentationFn = Callable[["Image", float], "Image"]
-"""A function of a PIL image and a level, which returns a new image."""
+"""A function of a PIL image and a level that returns a new image."""
 
 
 def _uniform(low: float, high: float) -> float:
@@ -77,7 +77,7 @@ def posterize(pil_img: Image, level: float = 0.0) -> Image:
 
 
 def rotate(pil_img: Image, level: float = 0.0) -> Image:
-    """Rotate the image around its centre."""
+    """Rotate the image around its center."""
     from PIL import Image
 
     degrees = _either_way(int(_intensity(level, 30)))
@@ -92,12 +92,12 @@ def solarize(pil_img: Image, level: float = 0.0) -> Image:
 
 
 def shear_x(pil_img: Image, level: float = 0.0) -> Image:
-    """Move each row by a distance that grows with its height."""
+    """Shift each row in proportion to its vertical position."""
     return _sheared(pil_img, (1, _either_way(_intensity(level, 0.3)), 0, 0, 1, 0))
 
 
 def shear_y(pil_img: Image, level: float = 0.0) -> Image:
-    """Move each column by a distance that grows along the width."""
+    """Shift each column in proportion to its horizontal position."""
     return _sheared(pil_img, (1, 0, 0, _either_way(_intensity(level, 0.3)), 1, 0))
 
 
@@ -112,12 +112,12 @@ def translate_y(pil_img: Image, level: float = 0.0) -> Image:
 
 
 def color(pil_img: Image, level: float = 0.0) -> Image:
-    """Make colours stronger or weaker."""
+    """Make colors stronger or weaker."""
     return _enhanced(pil_img, "Color", _factor(level))
 
 
 def color_original(pil_img: Image, level: float = 0.0) -> Image:
-    """Make colours stronger or weaker, with the factor of the AugMix authors."""
+    """Make colors stronger or weaker, with the factor of the AugMix authors."""
     return _enhanced(pil_img, "Color", _original_factor(level))
 
 
@@ -161,7 +161,7 @@ def _sheared(pil_img: Image, matrix: tuple[float, ...]) -> Image:
 def _translated(pil_img: Image, x: float, y: float) -> Image:
     from PIL import Image
 
-    # By integer offsets: nearest is exact, and 40 times as fast as interpolation.
+    # Offsets are integers: nearest is exact, and 40 times as fast as interpolation.
     return pil_img.transform(
         pil_img.size, Image.Transform.AFFINE, (1, 0, x, 0, 1, y), resample=Image.Resampling.NEAREST
     )
@@ -194,7 +194,7 @@ augmentation_sets: dict[str, list[AugmentationFn]] = _AugmentationSets(
 
 
 def as_augmentation_set(augmentation_set: str | Sequence[AugmentationFn]) -> Sequence[AugmentationFn]:
-    """Return the augmentation set of a name; return a list of functions unchanged.
+    """Return the augmentation set with a given name; return a list of functions unchanged.
 
     Raises:
         KeyError: The name is unknown.

@@ -1,4 +1,4 @@
-"""Recalibrate the statistics of batch norm layers for weights that were not trained with, such as averages."""
+"""Recalibrate batch norm statistics for weights that the model was not trained with, such as averages."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ def recalibrate_batchnorm(model: nn.Module, batches: Iterable[Any], num_batches:
 
     Needed before a model is evaluated with weights that it was not trained with, such as averages: the statistics
     belong to the weights with which they were collected. Batch norm layers run in training mode, all others in
-    evaluation mode, without gradients. Modes, momenta and counters of batches stay as they were. With several ranks the
-    mean is over the batches of all of them, and all must call this.
+    evaluation mode, without gradients. Modes, momenta and batch counters do not change. With several ranks, the mean is
+    over the batches of all ranks, and all must call this function.
 
     Args:
         model: The model, which holds the weights to evaluate.
-        batches: What the model is called with, for example `(inputs for inputs, _ in loader)`, on its device.
+        batches: The inputs of the model, for example `(inputs for inputs, _ in loader)`, on its device.
         num_batches: How many of them to use; at least 1.
 
     Raises:
-        ValueError: There are no batches, on some rank.
+        ValueError: A rank has no batches.
 
     Warns:
         NoEffectWarning: The model has no batch norm layer with running statistics.
@@ -69,16 +69,16 @@ def recalibrate_batchnorm(model: nn.Module, batches: Iterable[Any], num_batches:
 
 
 class BatchNormRecalibration:
-    """Batch norm statistics of a run for the weights that an algorithm swaps into its model.
+    """Batch norm statistics for the weights that an algorithm swaps into the model of a run.
 
-    `enter`, called when these weights are in the model, replaces the statistics; the caller puts those of training
-    back. The batches are drawn from the training data without changing its position or any random generator, and are
-    the same each time.
+    `enter`, called when these weights are in the model, replaces the statistics; the caller restores the training
+    statistics. The batches are drawn from the training data without changing its position or any random generator, and
+    are the same each time.
 
     Args:
         algorithm: The name of the algorithm, for messages.
         num_batches: Number of batches; 0 switches recalibration off.
-        data: A loader to draw from, as `train_dataloader` of the Trainer. None: the training data of the run.
+        data: A loader to draw from, like `train_dataloader` of the Trainer. None: the training data of the run.
 
     Raises:
         TypeError: `num_batches` is not an integer.
@@ -93,10 +93,10 @@ class BatchNormRecalibration:
         self._warned = False
 
     def check(self, state: State) -> None:
-        """Check at FIT_START that the training data can be iterated beside training.
+        """Check at FIT_START that the training data can be iterated a second time during training.
 
         Raises:
-            ValueError: The model has batch norm layers, but the data can be iterated once only.
+            ValueError: The model has batch norm layers, but the data can be iterated only once.
         """
         self._frozen = None
         data = state.train_dataloader if self._data is None else self._data
@@ -108,7 +108,7 @@ class BatchNormRecalibration:
             )
 
     def observe(self, state: State) -> None:
-        """Note, during training, which layers are in evaluation mode: these keep their statistics."""
+        """Record, during training, which layers are in evaluation mode: these keep their statistics."""
         if self._frozen is None:
             layers = _layers_of(state.model) if self._num_batches else {}
             self._frozen = frozenset(name for name, layer in layers.items() if not layer.training)
@@ -119,7 +119,7 @@ class BatchNormRecalibration:
 
         Args:
             state: The state of the run, whose model holds the weights to evaluate.
-            version: Identifies these weights: for the same version nothing is computed again.
+            version: Identifies these weights: statistics are computed once per version.
         """
         layers = self._layers(state.model)
         if not layers:
@@ -150,12 +150,12 @@ class BatchNormRecalibration:
         self._measured = version, {name: value.clone() for name, value in self._statistics(layers)}
 
     def training_statistics(self, model: nn.Module) -> dict[str, torch.Tensor]:
-        """Return copies of the statistics that `enter` replaces, to be put back with `restore`."""
+        """Return copies of the statistics that `enter` replaces, for `restore`."""
         return {name: value.detach().clone() for name, value in self._statistics(self._layers(model))}
 
     @torch.no_grad()
     def restore(self, model: nn.Module, statistics: dict[str, torch.Tensor]) -> None:
-        """Put the result of `training_statistics` back.
+        """Restore the result of `training_statistics`.
 
         Args:
             model: The model.
@@ -166,7 +166,7 @@ class BatchNormRecalibration:
                 value.copy_(statistics[name])
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the last statistics: computed again after a restart, they might be of other batches."""
+        """Return the last statistics: after a restart, they might be computed from other batches."""
         if self._measured is None:
             return {}
         return {"version": self._measured[0], "statistics": dict(self._measured[1])}
@@ -202,8 +202,8 @@ def _measure(model: nn.Module, layers: Sequence[_BatchNorm], batches: Iterable[A
 
     Args:
         model: The model.
-        layers: Those to measure.
-        batches: What the model is called with.
+        layers: The layers to measure.
+        batches: The inputs of the model.
         state: The state of the run, for its precision; None: outside of a run.
     """
     model = unwrapped_model(model)
@@ -233,7 +233,7 @@ def _measure(model: nn.Module, layers: Sequence[_BatchNorm], batches: Iterable[A
 
 
 class _EqualWeights:
-    """Before each call of a layer, sets the momentum for which its statistics become the mean over all calls."""
+    """Forward pre-hook that sets the momentum with which the statistics become the mean over all calls."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -272,7 +272,7 @@ def _average_over_ranks(tensors: Sequence[torch.Tensor]) -> None:
             tensor.copy_(part.view_as(tensor))
 
 
-# ---- training batches beside training ----
+# ---- a second iteration over the training data ----
 
 
 def _is_repeatable(data: Any) -> bool:
@@ -287,11 +287,11 @@ def _is_indexed(data: Any) -> TypeGuard[DataLoader[Any]]:
 
 
 def _forward_batches(state: State, data: Any, number: int) -> Iterator[Any]:
-    """Iterate over what the model is called with: the first batches of a loader, in microbatches, on the device."""
+    """Iterate over the inputs of the model: the first batches of a loader, in microbatches, on the device."""
     own, loader = state.train_data_spec, data.dataloader if isinstance(data, DataSpec) else data
     if isinstance(data, DataSpec):
         spec = data
-    else:  # its loader may be iterated already, which does not matter here
+    else:  # a new `DataSpec` refuses a loader that is being iterated, which does not matter here
         spec = own if own is not None and own.dataloader is data else DataSpec([])
     takes_batches = isinstance(unwrapped_model(state.model), ComposerModel)
     size = state.device_train_microbatch_size
@@ -320,7 +320,7 @@ def _separate(loader: DataLoader[Any], number: int) -> DataLoader[Any]:
 
 @contextmanager
 def _keep_generators(data: Any) -> Iterator[None]:
-    """Restore the generators from which a loader draws its order, besides the global ones."""
+    """Restore, after the body, the generators from which a loader draws its order, except the global ones."""
     loader = data.dataloader if isinstance(data, DataSpec) else data
     holders = [loader, getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)]
     holders.append(getattr(holders[-1], "sampler", None))

@@ -48,7 +48,7 @@ def check_training_transform(state: State, transform: Callable[[Any], Any], advi
 
 
 def add_training_transform(state: State, transform: Callable[[Any], Any], advice: str) -> None:
-    """Add a transform of Pillow images to the training dataset, unless it is there; see `add_dataset_transform`.
+    """Add a transform of Pillow images to the training dataset, unless it has it; see `add_dataset_transform`.
 
     Args:
         state: The state of the run, with a training dataloader.
@@ -63,7 +63,7 @@ def has_dataset_transform(dataloader: Any, transform: Callable[[Any], Any]) -> b
     """Return True if the dataset of a dataloader already applies a transform.
 
     Args:
-        dataloader: The dataloader; False for other objects.
+        dataloader: The dataloader; the result is False for other objects.
         transform: The transform, compared by identity.
     """
     dataset = getattr(dataloader, "dataset", None)
@@ -73,7 +73,7 @@ def has_dataset_transform(dataloader: Any, transform: Callable[[Any], Any]) -> b
 
 
 def add_dataset_transform(dataloader: Any, transform: Callable[[Any], Any]) -> None:
-    """Add a transform of Pillow images to the dataset of a dataloader, unless it is there.
+    """Add a transform of Pillow images to the dataset of a dataloader, unless it has it.
 
     The dataset is changed in place as by `composer.utils.add_vision_dataset_transform`. Inside a `Subset` a shallow
     copy of the dataset is changed, because other subsets of it may be used for evaluation. Persistent workers already

@@ -51,9 +51,9 @@ def labels_and_mask(
 
     Args:
         batch: The batch.
-        target_key: Position of the labels; see `State.batch_get_item`. None: "labels" of a mapping, and 1 of anything
-            else.
-        mask_key: Position of the mask.
+        target_key: Key of the labels; see `State.batch_get_item`. None: "labels" in a mapping, otherwise
+            index 1.
+        mask_key: Key of the mask.
 
     Raises:
         TypeError: A value is not a tensor.
@@ -65,11 +65,11 @@ def labels_and_mask(
 
 
 def shifts_labels(state: State, shift_labels: bool | None) -> bool:
-    """Return True if the logits at each token are those of the next label.
+    """Return True if the logits at each token predict the next label.
 
     Args:
         state: The training state.
-        shift_labels: The user's choice; None: that of the model, an attribute of this name.
+        shift_labels: The user's choice; None: the attribute of the model with this name.
     """
     if shift_labels is None:
         return bool(getattr(unwrapped_model(state.model), "shift_labels", False))
@@ -77,7 +77,7 @@ def shifts_labels(state: State, shift_labels: bool | None) -> bool:
 
 
 def add_to_loss(loss: Any, term: torch.Tensor, name: str) -> Any:
-    """Return a loss with a term, of the form that the model returns.
+    """Add a term to a loss, which keeps the form that the model returned.
 
     Args:
         loss: A tensor; a mapping, to whose entry "total" the term is added; or a sequence, to which it is appended.

@@ -89,7 +89,7 @@ def mix_loss(
         indices: The indices of the partners, shape (N,), int64.
         weight: The weight m.
         name: The name of the algorithm, for messages.
-        target: The targets for which the loss was computed, such as smoothed ones; None is those of the batch.
+        target: The targets for which the loss was computed, such as smoothed ones; None: those of the batch.
 
     Raises:
         NotImplementedError: The loss is not a single tensor, or was computed in the forward pass.
@@ -136,7 +136,7 @@ def _is_of_forward(loss: torch.Tensor, outputs: Any) -> bool:
     matter.
     """
     tensors = [output for output in _tensors_in(outputs) if output.grad_fn is not None]
-    # With `output_nr`, because one node, as of a compiled model, may return the loss and the logits.
+    # With `output_nr`, because one node, such as that of a compiled model, may return the loss and the logits.
     scalars = {(output.grad_fn, output.output_nr) for output in tensors if not output.dim()}
     others = {(output.grad_fn, output.output_nr) for output in tensors if output.dim()}
     if not scalars:

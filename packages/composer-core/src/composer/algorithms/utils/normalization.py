@@ -20,7 +20,7 @@ _APPLY_AT = (Event.INIT, Event.BEFORE_LOAD, Event.AFTER_LOAD)
 
 
 def convert_norm(module: nn.Module, new_class: type[M]) -> M:
-    """Return a layer of another class with the attributes, hooks and parameter objects of a layer.
+    """Return a layer of another class that shares the attributes, hooks and parameters of `module`.
 
     Args:
         module: The layer; not modified.
@@ -72,7 +72,7 @@ def is_low_precision(precision: Precision | str | None, name: str) -> bool:
         ValueError: `precision` is unknown.
 
     Warns:
-        NoEffectWarning: The precision is another one.
+        NoEffectWarning: `precision` is neither.
     """
     precision = None if precision is None else Precision(precision)
     if precision in (Precision.AMP_FP16, Precision.AMP_BF16):

@@ -26,7 +26,7 @@ class StoredWeights:
     memory format of the model, and are sharded like it.
 
     Args:
-        model: The model that has the initial values. None: nothing is stored yet.
+        model: The model with the initial values. None: nothing is stored yet.
 
     Attributes:
         named_parameters_dict: The average of each trainable parameter or, while swapped, its training weights.
@@ -66,7 +66,7 @@ class StoredWeights:
     def update(self, model: torch.nn.Module, smoothing: float) -> None:
         """Move every average towards the model: one fused operation per device and dtype.
 
-        A parameter that has become trainable is averaged from now on, starting with its present value. Tensors are
+        A parameter that has become trainable is averaged from now on, starting with its current value. Tensors are
         matched by name once, and again when a tensor or module of the model is replaced.
 
         Args:
@@ -378,7 +378,7 @@ def _copies(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def reshard(model: torch.nn.Module) -> None:
-    """Put the shards of a model back, for which `fully_shard` leaves whole parameters after a pass without gradients.
+    """Reshard a model: after a pass without gradients, `fully_shard` leaves its parameters unsharded.
 
     Args:
         model: The model, sharded or not.

@@ -1,4 +1,4 @@
-"""When an algorithm swaps other weights into the model, and the settings of algorithms that average weights."""
+"""Decide when weights are swapped into the model, and parse the settings of algorithms that average weights."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _LEAVE_WITH = {Event.EVAL_START: Event.EVAL_END, Event.PREDICT_START: Event.PRED
 
 
 class SwapTimes:
-    """Decides at each event whether the weights to evaluate and save enter the model, or leave it.
+    """The rule that decides at each event whether the weights to evaluate and save enter the model, or leave it.
 
     They enter at EVAL_START, at checkpoint events at which a callback saves, at FIT_END and, with `predictions`, at
     PREDICT_START. They leave at the end of the evaluation or prediction for which they entered, and otherwise at the
@@ -50,7 +50,7 @@ class SwapTimes:
         predictions: Also swap for predictions in the middle of training.
 
     Attributes:
-        events: The events at which something may have to be done.
+        events: The events at which a swap may be due.
     """
 
     def __init__(self, predictions: bool) -> None:
@@ -61,13 +61,13 @@ class SwapTimes:
         self._until: Event | None = None  # the end of the evaluation or prediction for which they entered
 
     def match(self, event: Event, state: State, *, ready: bool, swapped: bool) -> bool:
-        """Return True if something may have to be done.
+        """Return True if a swap may be due.
 
         Args:
             event: The current event.
             state: The state of the run.
-            ready: There are weights to swap in.
-            swapped: They are in the model.
+            ready: True if there are weights to swap in.
+            swapped: True if they are in the model.
         """
         if event in self._entries:
             return ready
@@ -82,7 +82,7 @@ class SwapTimes:
 
         Args:
             event: The current event.
-            swapped: The weights to evaluate are in the model.
+            swapped: True if the weights to evaluate are in the model.
         """
         if swapped:
             leaves = event is self._until or event in RESTORE_EVENTS
@@ -102,7 +102,7 @@ def is_saving(event: Event, state: State) -> bool:
 
 
 class _Saver(Callback):
-    """Says at checkpoint events that the model is saved."""
+    """Callback that reports a save at every checkpoint event."""
 
     def save_interval(self, state: State, event: Event) -> bool:
         return True
@@ -110,10 +110,10 @@ class _Saver(Callback):
 
 @contextmanager
 def weights_to_save(engine: Engine) -> Iterator[None]:
-    """Save the model in the body with the weights that algorithms want to have saved, such as averages.
+    """Swap in, for the body, the weights that algorithms want saved, such as averages.
 
     They are swapped in as at a checkpoint event, and out afterwards. Algorithms whose weights are in the model already,
-    or that do not tell by an attribute `swapped`, are left alone.
+    or that have no attribute `swapped`, are skipped.
 
     Args:
         engine: The engine of the run.

@@ -42,13 +42,13 @@ def add_required_algorithms(
     """Add the algorithms that the saved run required and this run lacks to `state.algorithms`, and apply them.
 
     Only algorithms that act at INIT are applied. If the declared order puts one of them before an algorithm that has
-    acted already, the model gets back its structure from before INIT, and all of them act in that order. If an
+    acted already, the structure of the model from before INIT is restored, and all of them act in that order. If an
     algorithm replaces the whole model, `state` gets the metrics of the new model, so that saved metrics can be loaded.
 
     Args:
         state: The state to load into.
         saved: The saved state. If `algorithms` is not a list, as in very old files, it is ignored.
-        logger: The logger for the algorithms; None is a logger with the destinations among `state.callbacks`.
+        logger: The logger for the algorithms; None: a logger with the destinations among `state.callbacks`.
         exclude: Class names of algorithms to leave out.
         passes: The passes that order the algorithms, as for `Engine`.
 

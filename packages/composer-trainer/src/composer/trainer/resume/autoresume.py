@@ -54,7 +54,7 @@ _DOWNLOADS = 3  # of a file that arrives damaged
 # Bytes fetched, one size after the other, to identify the run of a remote checkpoint.
 _PEEKS = (1 << 20, 1 << 26, 1 << 62)
 _ARCHIVE = b"PK\x03\x04"  # how a checkpoint begins
-_FOLDERS = "ep{epoch}-ba{batch}"  # folders of shards, if the present run has no FSDP configuration
+_FOLDERS = "ep{epoch}-ba{batch}"  # folders of shards, if the current run has no FSDP configuration
 
 
 def choose_checkpoint(
@@ -217,7 +217,7 @@ def _find(
             f"`autoresume=False` with `save_overwrite=True`."
         )
     latest = "" if saver.latest_filename is None else saver.latest_filename.format(state)
-    if foreign.get(latest) is not None:  # a link, on a disk without links a copy: it may be replaced
+    if foreign.get(latest) is not None:  # a link, or a copy on a disk without links: it may be replaced
         del foreign[latest]
     foreign.update({name: None for name, other in in_loggers.items() if other is None})
     for name, other in foreign.items():
@@ -412,11 +412,11 @@ def _is_indexed_remote(inside: Storage, folder: str) -> bool:
 def _with_other_names(
     names: Iterable[str], named: list[str], identify: Callable[[str], tuple[str, int] | None], run_name: str
 ) -> list[str]:
-    """Add the run's checkpoints with names that differ from the present pattern; the newest first.
+    """Add the run's checkpoints with names that differ from the current pattern; the newest first.
 
     Args:
         names: The files with other names, with "/" between folders.
-        named: The checkpoints with names of the present pattern, newest first.
+        named: The checkpoints with names of the current pattern, newest first.
         identify: Returns the run and the batch of a checkpoint, or None if they are not recorded.
         run_name: The name of the run.
     """

@@ -100,7 +100,7 @@ def set_states(generators: Mapping[str, Any], states: Mapping[str, Any], warn: b
     Args:
         generators: The result of `generators_of`.
         states: The result of `states_of`.
-        warn: Warn of generators without a saved state and of states without a generator.
+        warn: Warn about generators without a saved state and about states without a generator.
     """
     unmatched = sorted(generators.keys() ^ states.keys())
     for path in generators.keys() & states.keys():

@@ -1,7 +1,7 @@
 """The position of a run in its training data, and how a resumed run returns to it.
 
-The order of an epoch comes from random generators. So a position is the states of all generators when the loader began
-to be iterated, and how much has been drawn since (`Position`). To return to it, the states are set, the loader is
+The order of an epoch comes from random generators. So a position is the states of all generators when iteration of the
+loader began, and how much has been drawn since (`Position`). To return to it, the states are set, the loader is
 advanced, and all generators get the states that they had at the position. Nothing is done per batch.
 
 `LoaderPosition` does this for the loop, step by step:
@@ -9,7 +9,7 @@ advanced, and all generators get the states that they had at the position. Nothi
 1. `state_dict` saves the position; `load_state_dict` only stores a saved one.
 2. `begin`, at the start of `fit`, restores it: first accesses of data sets are repeated (see `FirstAccesses`), then the
    generators are set. What can only be restored by iterating the loader waits in `_Pending`.
-3. For an epoch that is in progress, `resume` advances the loader to the position, or goes on with the iterator of the
+3. For an epoch that is in progress, `resume` advances the loader to the position, or continues with the iterator of the
    previous `fit` if it is still there. For any other epoch, `start` begins to iterate the loader.
 4. `pause` and `put_back` leave an epoch between two batches; `finish` drops the iterator.
 
@@ -139,7 +139,7 @@ class LoaderPosition:
 
     Attributes:
         spin: See above; may be changed between fits.
-        ends_at: The number of batches of the epoch, which is an estimate if the loader's length is one; None if it is
+        ends_at: The number of batches of the epoch, an estimate if the loader's length is an estimate; None if it is
             unknown.
     """
 
@@ -150,7 +150,7 @@ class LoaderPosition:
         self.ends_at: int | None = None
         self._accesses = FirstAccesses() if accesses is None else accesses
         self._state, self._metrics = state, metrics
-        # How often `fit` was given another loader, until now and when the position was taken. A relaunched program
+        # How many times `fit` was given another loader, until now and when the position was taken. A relaunched program
         # repeats these calls, so the number tells which loader a saved position belongs to.
         self._loader_number = self._position_number = 0
         self._saved: tuple[dict[str, Any] | None, list[dict[str, Any]] | None] | None = None  # not yet restored
@@ -228,7 +228,7 @@ class LoaderPosition:
         self._loader_number += 1
 
     def begin(self) -> bool:
-        """Restore the loaded position and the generators; called once per `fit`, when nothing else draws before it.
+        """Restore the loaded position and the generators; called once per `fit`, before anything else draws.
 
         Returns:
             True if a checkpoint was loaded since the last fit.
@@ -395,7 +395,7 @@ class LoaderPosition:
         return iterator
 
     def start(self) -> Iterator[Any]:
-        """Begin to iterate the loader; called when nothing else draws before its first batch."""
+        """Begin to iterate the loader; called when nothing else draws until its first batch."""
         loader, at = self._state.dataloader, self._state.timestamp.batches_in_epoch
         length, left_out = self._state.dataloader_len, 0
         if at == 0:
@@ -432,7 +432,7 @@ class LoaderPosition:
         self._paused_at = (now.epochs, now.batches_in_epoch)
 
     def put_back(self, batches: Iterable[Any]) -> None:
-        """Leave the epoch like `pause`, and return batches that were drawn but not trained to the iterator."""
+        """Leave the epoch like `pause`, and put batches that were drawn but not trained on back into the iterator."""
         if self._state.timestamp.batches_in_epoch:
             assert self._iterator is not None
             self._iterator = itertools.chain(batches, self._iterator)

@@ -73,7 +73,7 @@ class RunProgress:
         settings: The data, evaluators and schedules of the run.
         loader: The position in the training data.
         announce: Shows a message to the user.
-        branch_duration: How long the run trains from the checkpoint that it branches off; None: it is no branch.
+        branch_duration: How long the run trains from the checkpoint that it branches off; None: it is not a branch.
 
     Attributes:
         over_at: The `max_duration` at which the repeated call of `fit` was over when the checkpoint was saved. It is
@@ -515,7 +515,7 @@ def _restart_schedulers(state: State, steps: int) -> None:
 
     Args:
         state: The run, after loading.
-        steps: How often the schedulers would have been stepped.
+        steps: How many times the schedulers would have been stepped.
     """
     for group in _param_groups(state):
         if "initial_lr" in group:

@@ -87,7 +87,7 @@ def advance_sampler(loader: DataLoader[Any], batches: int, samples: int | None) 
     else:
         skipped = indices = iter(sampler)
         number = batches
-    # Before the sampler advances: this draws the base seed for worker processes, also when there are none.
+    # Before the sampler advances: this draws the base seed for worker processes, even when there are none.
     iterator: Iterator[Any] = iter(_with_indices(loader, indices))
     for _ in itertools.islice(skipped, number):
         pass
