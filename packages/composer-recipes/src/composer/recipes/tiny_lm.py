@@ -242,7 +242,7 @@ TASK = Task(
     ),
     data=Data(),
     network=Network(),
-    training=AdamW(epochs=6, lr=1.6e-2),
+    training=AdamW(epochs=6, lr=8e-3),
     metrics=(
         Metric("LanguageCrossEntropy", "nats per character", higher_is_better=False),
         Metric("LanguagePerplexity", "perplexity", digits=3, higher_is_better=False),
