@@ -143,7 +143,7 @@ def on_ranks() -> dict[str, Any]:
     # The first one makes a Trainer, which initialises the process group.
     parts = (
         *(agreements, all_cases, gradients_by_strategy, two_passes, unequal_loaders, evaluations, host_values),
-        unsized_evaluations,
+        *(unsized_evaluations, without_passes),
     )
     return {part.__name__: part() for part in parts}
 
@@ -174,6 +174,24 @@ def test_two_ranks_with_parts_of_the_batch_match_one_with_the_whole(case: str, r
     for result in (first, second):
         deep_compare(expected, result[case], atol=1e-10, rtol=1e-10)
     deep_compare(first[case]["weights"], second[case]["weights"])
+
+
+class WithoutPasses(torch.optim.Optimizer):
+    """Never calls the closure, which it needs."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.1})
+
+    def step(self, closure: Any) -> None:  # type: ignore[override]
+        pass
+
+
+def without_passes() -> dict[str, Any]:
+    return trained(None, optimizer=WithoutPasses)
+
+
+def test_an_optimizer_that_never_calls_its_closure_has_no_losses_on_any_rank(ranks: Ranks) -> None:
+    assert [{}, {}] == [result["losses"] for result in ranks("without_passes")]
 
 
 # ---- when gradients are exchanged

@@ -131,11 +131,7 @@ class BatchTrainer:
                 scaler.step(optimizer, closure=closure, others=others)
             else:
                 optimizer.step(closure=closure)  # type: ignore[arg-type]
-        if scaler is None and self._step_optimizer is None:
-            for optimizer in others:
-                optimizer.step()
-        else:
-            self._step(others, scaler)
+        self._step(others, scaler)
         if scaler is not None:
             scaler.update()
         if self._forward_and_loss is not None:  # as a CUDA graph, it overwrites in the next step what it returns
@@ -339,7 +335,7 @@ class BatchTrainer:
     def _count(self, microbatch: Any) -> float:
         if self.count_tokens:
             return self._spec.get_num_tokens_in_batch(microbatch, token_type="loss_generating")
-        return self._spec.count_batch(microbatch)[0]
+        return self._spec.get_num_samples_in_batch(microbatch)
 
 
 def _forward_and_loss(wrapped: torch.nn.Module, model: ComposerModel, batch: Any) -> tuple[Any, Any]:
