@@ -284,6 +284,24 @@ def test_a_stack_is_chosen_on_validation_and_taken_apart_on_test(
     assert "Leave one out of Muon+EMA" in write_page([study.ledger], study.runner.folder / "page.html").read_text()
 
 
+def test_a_stack_is_tried_with_the_learning_rates_of_its_members(
+    measured: tuple[Study, list[dict[str, Any]]],
+) -> None:
+    study, _ = measured
+    plain = study.plain()
+    muon, ema = study._candidates(["Muon", "EMA"], plain)[0]
+    muon = replace(muon, settings={**muon.settings, "lr": 0.03})
+    ema = replace(ema, settings={**ema.settings, "lr": 0.01})
+
+    stacks = study._stacked([muon, ema], plain)
+    assert [stack.settings["lr"] for stack in stacks] == [0.01, 0.03]
+    assert [[name for name, _ in stack.stack] for stack in stacks] == [["Muon", "EMA"]] * 2
+
+    with_other_optimizer = replace(ema, variant="other")
+    (stack,) = study._stacked([muon, with_other_optimizer], plain)
+    assert stack.settings["lr"] == 0.03
+
+
 def test_nothing_is_stacked_where_nothing_improves(
     measured: tuple[Study, list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

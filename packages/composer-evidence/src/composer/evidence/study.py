@@ -602,7 +602,8 @@ class Study:
         """Choose a stack on validation, measure it on test, and leave out each of its members once.
 
         The selection begins with plain, and adds the method that improves the mean most, with the budget shortened by
-        the ratio of step times, until no method improves it by more than one standard error of the difference.
+        the ratio of step times, until no method improves it by more than one standard error of the difference. A stack
+        is tried with the learning rates that were tuned for its members alone, and counts with the best of them.
 
         Args:
             methods: The candidates. None: all methods with a confirmed gain.
@@ -629,14 +630,13 @@ class Study:
                 if together in conflicts:
                     continue
                 cost = float(np.prod([max(1.0, ratios[member]) for member in [*chosen, name]]))
-                variant = self._variant_of([*chosen, name], plain)
-                own = plain if variant == plain.variant else self._tuned_variant(variant, 1.0)
-                candidate = self._candidate(together, variant, own, {}, "")
                 steps = max(1, round(plain.steps / cost))
-                specs = [self._spec_of("validation", candidate, steps, seed) for seed in seeds]
-                values = _values(self._results(specs, f"select a stack: {together}"))
-                if all(map(math.isfinite, values.values())):
-                    tried[name] = values
+                for candidate in self._stacked([tuned[member] for member in [*chosen, name]], plain):
+                    specs = [self._spec_of("validation", candidate, steps, seed) for seed in seeds]
+                    values = _values(self._results(specs, f"select a stack: {together}"))
+                    finite = all(map(math.isfinite, values.values()))
+                    if finite and (name not in tried or sign * (_mean(values) - _mean(tried[name])) > 0):
+                        tried[name] = values
             improved = {name: _difference(values, base, sign) for name, values in tried.items()}
             if not improved:
                 break
@@ -656,6 +656,18 @@ class Study:
             about["leave_one_out"], about["runs"] = self._leave_one_out(chosen, plain)
         about["verdict"] = self.verdicts()["+".join(chosen)]["verdict"]
         return [*entries, self._entry_of("stack", about)]
+
+    def _stacked(self, members: Sequence[_Candidate], plain: Plain) -> list[_Candidate]:
+        """Return the stack of tuned methods, once for each learning rate that was tuned for a member.
+
+        Rates belong to an optimizer: those of members that were tuned with another one are left out.
+        """
+        names = [member.name for member in members]
+        variant = self._variant_of(names, plain)
+        base = plain if variant == plain.variant else self._tuned_variant(variant, 1.0)
+        rates = {m.settings["lr"] for m in members if m.variant == variant and "lr" in m.settings}
+        points = [{"lr": rate} for rate in sorted(rates)] or [{}]
+        return [self._candidate("+".join(names), variant, base, point, "") for point in points]
 
     def _leave_one_out(self, chosen: Sequence[str], plain: Plain) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return how much is lost without each member of a stack, on the test part, and the runs."""
@@ -827,6 +839,10 @@ def _values(results: _Results) -> dict[int, float]:
 
 def _seeds(first: int, count: int) -> range:
     return range(first, first + count)
+
+
+def _mean(values: Mapping[int, float]) -> float:
+    return float(np.mean(list(values.values())))
 
 
 def _difference(values: Mapping[int, float], base: Mapping[int, float], sign: int) -> tuple[float, float]:
