@@ -149,7 +149,7 @@ def test_without_cuda_they_warn_and_do_nothing(cuda: Any, run: Any, make: Callab
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"skip_batches": -1}, "`skip_batches` must be a number of batches"),
+        ({"skip_batches": -1}, "`skip_batches` must be at least 0 batches"),
         ({"interval": "1ep"}, "`interval` must be a number of batches"),
         ({"interval": 0}, "`interval` must be a number of batches"),
         ({"max_entries": 0}, "`max_entries` must be at least 1 event"),

@@ -237,7 +237,7 @@ def test_commands(run: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "match"),
     [
-        ({"index": -1}, "`index` must be the number of the run, from 0, got -1"),
+        ({"index": -1}, "`index` must be at least 0, got -1"),
         ({"division": "closed"}, "`division` must be 'open', got 'closed'. The closed division requires"),
         ({"status": "soon"}, "`status` must be one of 'onprem', 'cloud', 'preview', 'research', got 'soon'"),
         ({"benchmark": "../x"}, "`benchmark` must be a folder name"),

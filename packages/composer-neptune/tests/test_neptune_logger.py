@@ -161,8 +161,8 @@ def test_what_cannot_be_downloaded_is_an_error(start: Any, make: Any, tmp_path: 
     [
         ({"project": 1}, TypeError, "`project` must be a str or None, got 1"),
         ({"api_token": 1}, TypeError, "`api_token` must be a str or None"),
-        ({"rank_zero_only": "yes"}, TypeError, "`rank_zero_only` must be a bool, got 'yes'"),
-        ({"upload_checkpoints": None}, TypeError, "`upload_checkpoints` must be a bool"),
+        ({"rank_zero_only": "yes"}, TypeError, "`rank_zero_only` must be True or False, got 'yes'"),
+        ({"upload_checkpoints": None}, TypeError, "`upload_checkpoints` must be True or False"),
         ({"base_namespace": None}, TypeError, "`base_namespace` must be a str, got None"),
         ({"base_namespace": ""}, ValueError, "`base_namespace` must not be empty"),
         ({"mode": "nonsense"}, ValueError, "`mode` must be 'async', 'sync', .* got 'nonsense'"),

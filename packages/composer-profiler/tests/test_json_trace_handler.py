@@ -271,7 +271,7 @@ def test_files_are_written_where_temporary_files_cannot_be_moved_to(
 
 
 def test_how_many_are_kept() -> None:
-    with pytest.raises(ValueError, match="`num_traces_to_keep` must be at least 0, or -1 for all, got -2"):
+    with pytest.raises(ValueError, match="`num_traces_to_keep` must be at least -1, got -2"):
         JSONTraceHandler(num_traces_to_keep=-2)
 
 

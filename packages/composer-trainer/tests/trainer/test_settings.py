@@ -8,11 +8,14 @@ from typing import Any
 import pytest
 import torch
 from shared_runs import generated
+from torch.utils.data import DataLoader, TensorDataset
 
 from composer.core import Callback, Evaluator, State
+from composer.devices import DeviceCPU
 from composer.loggers import Logger
 from composer.optim import ConstantScheduler, LinearScheduler
 from composer.testing import deep_compare
+from composer.trainer.options import DataOptions
 
 MakeTrainer = Any  # the fixture's class, in conftest.py
 
@@ -42,6 +45,40 @@ def test_arguments_of_the_constructor_and_of_fit_are_the_same(make_trainer: Make
     deep_compare(at_init.state.optimizers[0].state_dict(), at_fit.state.optimizers[0].state_dict())
     deep_compare(at_init.state.timestamp.state_dict(), at_fit.state.timestamp.state_dict(), ignore_keys=wct)
     assert at_init.state.eval_metric_values == at_fit.state.eval_metric_values
+
+
+class NamedGPU(DeviceCPU):
+    """A CPU that the run takes for a GPU, where there is none."""
+
+    name = "gpu"
+
+
+def loaders(num_workers: int) -> list[DataLoader[Any]]:
+    dataset = TensorDataset(torch.rand(8, 1, 6, 6), torch.zeros(8, dtype=torch.long))
+    return [DataLoader(dataset, batch_size=4, num_workers=num_workers) for _ in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("device", "num_workers", "pinned"), [(NamedGPU(), 1, True), (NamedGPU(), 0, False), (DeviceCPU(), 1, False)]
+)
+def test_workers_pin_batches_for_a_gpu(
+    make_trainer: MakeTrainer, device: DeviceCPU, num_workers: int, pinned: bool
+) -> None:
+    train, evaluation = loaders(num_workers)
+    trainer = make_trainer(train_dataloader=train, eval_dataloader=evaluation, device=device, precision="fp32")
+
+    assert (train.pin_memory, evaluation.pin_memory) == (pinned, pinned)
+    replaced, other = loaders(num_workers)
+    trainer._settings.replace_train_data(
+        DataOptions(
+            train_dataloader=replaced,
+            train_dataloader_label=None,
+            train_subset_num_batches=None,
+            device_train_microbatch_size=None,
+        )
+    )
+    assert replaced.pin_memory is pinned
+    assert other.pin_memory is False
 
 
 class Rates(Callback):

@@ -7,13 +7,12 @@ import pickle
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, SupportsIndex
+from typing import Any
 
 import torch
 
 from composer.core import State
 from composer.loggers import Logger
-from composer.utils import int_at_least
 
 
 def check_gpu(state: State, name: str) -> bool:
@@ -25,15 +24,6 @@ def check_gpu(state: State, name: str) -> bool:
         stacklevel=3,
     )
     return False
-
-
-def check_max_entries(max_entries: SupportsIndex) -> int:
-    """Return the argument `max_entries` as an int.
-
-    Raises:
-        ValueError: It is not an integer of at least 1.
-    """
-    return int_at_least("max_entries", max_entries, 1, "event", "Use 100000.")
 
 
 def check_absent(path: Path, name: str) -> None:
@@ -59,12 +49,6 @@ def stop(max_entries: int) -> None:
     _recordings.remove(max_entries)
     if not _recordings:
         torch.cuda.memory._record_memory_history(None)
-
-
-def take_snapshot() -> Mapping[str, Any]:
-    """Return the recorded entries and the current allocations."""
-    snapshot: Mapping[str, Any] = torch.cuda.memory._snapshot()
-    return snapshot
 
 
 def write(snapshot: Mapping[str, Any], path: Path, plot: Callable[[Any], str] | None = None) -> Path:

@@ -44,14 +44,8 @@ class ActivationMonitor(Callback):
     """
 
     metrics: ClassVar[Declared] = {
-        "activations/l2_norm/<module>_input.<i>": (
-            "unit of the activation",
-            "L2 norm; also `_output.<i>`",
-        ),
-        "activations/average/<module>_input.<i>": (
-            "unit of the activation",
-            "mean; also `_output.<i>`",
-        ),
+        "activations/l2_norm/<module>_input.<i>": ("unit of the activation", "L2 norm; also `_output.<i>`"),
+        "activations/average/<module>_input.<i>": ("unit of the activation", "mean; also `_output.<i>`"),
         "activations/kurtosis/<module>_input.<i>": ("1", "mean kurtosis of the rows (last dim); also `_output.<i>`"),
         "activations/max/<module>_input.<i>": ("unit of the activation", "largest element; also `_output.<i>`"),
     }

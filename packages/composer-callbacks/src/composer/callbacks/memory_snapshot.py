@@ -6,10 +6,12 @@ import os
 from pathlib import Path
 from typing import Any, SupportsIndex
 
+import torch
+
 from composer.callbacks import _cuda_memory
 from composer.core import Callback, State, Time, TimeUnit, ensure_time
 from composer.loggers import Logger
-from composer.utils import format_name_with_dist, format_name_with_dist_and_time, plain_int
+from composer.utils import format_name_with_dist, format_name_with_dist_and_time, int_at_least
 
 __all__ = ["MemorySnapshot"]
 
@@ -47,17 +49,15 @@ class MemorySnapshot(Callback):
         remote_file_name: str | None = "{run_name}/torch_memory_traces",
         overwrite: bool = False,
     ) -> None:
-        number = plain_int(skip_batches)
-        if number is None or number < 0:
-            raise ValueError(f"`skip_batches` must be a number of batches, at least 0, got {skip_batches!r}. Use 1.")
+        self.skip_batches = int_at_least("skip_batches", skip_batches, 0, "batches", "Use 1.")
         self.interval: Time[Any] = ensure_time(interval, TimeUnit.BATCH, argument="interval")
         if self.interval.unit is not TimeUnit.BATCH or self.interval.value < 1:
             raise ValueError(f"`interval` must be a number of batches, at least 1, got {interval!r}. Use '3ba'.")
-        self.skip_batches, self.max_entries = number, _cuda_memory.check_max_entries(max_entries)
+        self.max_entries = int_at_least("max_entries", max_entries, 1, "event", "Use 100000.")
         self.folder, self.filename = os.path.expanduser(folder), filename
         self.remote_file_name, self.overwrite = remote_file_name, overwrite
         self._enabled = self._recording = False
-        self._remaining_to_skip, self._end = number, 0
+        self._remaining_to_skip, self._end = self.skip_batches, 0
 
     def init(self, state: State, logger: Logger) -> None:
         self._enabled = _cuda_memory.check_gpu(state, "MemorySnapshot")
@@ -94,7 +94,7 @@ class MemorySnapshot(Callback):
     def _write(self, state: State, logger: Logger) -> None:
         from torch.cuda import _memory_viz
 
-        snapshot = _cuda_memory.take_snapshot()
+        snapshot = torch.cuda.memory._snapshot()
         _cuda_memory.stop(self.max_entries)
         self._recording = self._enabled = False
         path = _cuda_memory.write(snapshot, self._path(state))

@@ -19,7 +19,7 @@ import torch
 from composer.callbacks._stopping import metric_value
 from composer.core import Callback, State
 from composer.loggers import Logger
-from composer.utils import check_finite, dist, plain_int, plain_number
+from composer.utils import check_finite, dist, int_at_least, plain_number
 
 __all__ = ["MLPerfCallback", "get_system_description"]
 
@@ -106,9 +106,7 @@ class MLPerfCallback(Callback):
         check_finite(target=target)
         if host_processors_per_node is not None:
             check_finite(host_processors_per_node=host_processors_per_node)
-        number = plain_int(index)
-        if number is None or number < 0:
-            raise ValueError(f"`index` must be the number of the run, from 0, got {index!r}.")
+        number = int_at_least("index", index, 0, hint="It is the number of the run, from 0.")
         _check_arguments(benchmark, division, status, submitter, system_name)
         try:
             self._mllog: Any = import_module("mlperf_logging.mllog.mllog")

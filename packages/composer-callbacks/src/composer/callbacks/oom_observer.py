@@ -17,7 +17,7 @@ import torch
 from composer.callbacks import _cuda_memory
 from composer.core import Callback, State
 from composer.loggers import Logger
-from composer.utils import format_name_with_dist
+from composer.utils import format_name_with_dist, int_at_least
 
 __all__ = ["OOMObserver", "SnapshotFileNameConfig"]
 
@@ -91,7 +91,7 @@ class OOMObserver(Callback):
         remote_file_name: str | None = "{run_name}/oom_traces/rank{rank}_oom",
         overwrite: bool = False,
     ) -> None:
-        self.max_entries = _cuda_memory.check_max_entries(max_entries)
+        self.max_entries = int_at_least("max_entries", max_entries, 1, "event", "Use 100000.")
         self.folder, self.filename = os.path.expanduser(folder), filename
         self.remote_file_name, self.overwrite = remote_file_name, overwrite
         self._run: tuple[State, Logger] | None = None
@@ -125,7 +125,7 @@ class OOMObserver(Callback):
         return [Path(folder, file) for file in SnapshotFileNameConfig.from_file_name(name).list_filenames()]
 
     def _write(self, state: State, logger: Logger) -> None:
-        snapshot = _cuda_memory.take_snapshot()
+        snapshot = torch.cuda.memory._snapshot()
         paths = self._paths(state)
         paths[0].parent.mkdir(parents=True, exist_ok=True)
         remotes: list[str | None] = [None] * len(paths)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, SupportsIndex
 from composer.callbacks._units import Declared, seconds_in
 from composer.core import Callback, State, Time, Timestamp, TimeUnit
 from composer.loggers import Logger
-from composer.utils import plain_int
+from composer.utils import int_at_least
 
 __all__ = ["RuntimeEstimator"]
 
@@ -60,11 +60,8 @@ class RuntimeEstimator(Callback):
     }
 
     def __init__(self, skip_batches: SupportsIndex = 1, time_unit: str = "hours") -> None:
-        number = plain_int(skip_batches)
-        if number is None or number < 0:
-            raise ValueError(f"`skip_batches` must be a number of batches, at least 0, got {skip_batches!r}. Use 1.")
+        self.skip_batches = int_at_least("skip_batches", skip_batches, 0, "batches", "Use 1.")
         self._divider, self.time_unit = seconds_in(time_unit), time_unit
-        self.skip_batches = number
         self._reset()
 
     def _reset(self) -> None:

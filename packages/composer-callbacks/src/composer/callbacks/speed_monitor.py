@@ -185,21 +185,15 @@ class SpeedMonitor(Callback):
             logged["throughput/device/tokens_per_sec"] = tokens / elapsed / ranks
 
     def _add_flops(self, logged: dict[str, Any], elapsed: float, state: State) -> None:
-        speed = (sum(self.history_flops) - self.history_flops[0]) / elapsed
-        ranks = self._ranks
-        peak = self.gpu_flops_available
-        if ranks == 1:
-            logged["throughput/flops_per_sec"] = logged["throughput/device/flops_per_sec"] = speed
-            if peak:
-                logged["throughput/device/mfu"] = speed / peak
-            return
-        # Summed on the device, and read when a logger writes it.
-        total = torch.full((), speed, dtype=torch.float32, device=state.device._device)
-        dist.all_reduce(total)
-        logged["throughput/flops_per_sec"] = DeferredValue.of_tensor(total)
-        logged["throughput/device/flops_per_sec"] = DeferredValue.of_tensor(total / ranks)
+        total: Any = (sum(self.history_flops) - self.history_flops[0]) / elapsed
+        ranks, peak = self._ranks, self.gpu_flops_available
+        if ranks > 1:  # summed on the device, and read when a logger writes it
+            total = torch.full((), total, dtype=torch.float32, device=state.device._device)
+            dist.all_reduce(total)
+        rates = {"throughput/flops_per_sec": total, "throughput/device/flops_per_sec": total / ranks}
         if peak:
-            logged["throughput/device/mfu"] = DeferredValue.of_tensor(total / (ranks * peak))
+            rates["throughput/device/mfu"] = total / (ranks * peak)
+        logged |= rates if ranks == 1 else {name: DeferredValue.of_tensor(rate) for name, rate in rates.items()}
 
     def _clear(self) -> None:
         for history in (self.history_samples, self.history_tokens, self.history_wct, self.history_flops):

@@ -6,24 +6,22 @@ import io
 import json
 import logging
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, wait
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from composer.loggers import LoggerDestination
 from composer.loggers.spi import (
     ImageCopy,
     Logged,
     Sender,
+    ServiceLogger,
     call_at_exit,
-    call_in_time,
     check_delivery_options,
-    hold_metrics,
+    end_in_time,
     import_client,
     read_numbers,
     start_copy,
@@ -44,7 +42,7 @@ _CONNECT_SECONDS = 10.0  # that the program waits for Comet when an experiment i
 _MASK_ALPHA = 0.6  # how opaque masks are over images
 
 
-class CometMLLogger(LoggerDestination):
+class CometMLLogger(ServiceLogger):
     """Logger for Comet.
 
     The experiment is created with the logger. If Comet does not answer in 10 seconds, that goes on in the background:
@@ -75,8 +73,6 @@ class CometMLLogger(LoggerDestination):
             example because there is no API key.
     """
 
-    accepts_deferred: ClassVar[bool] = True
-
     def __init__(
         self,
         workspace: str | None = None,
@@ -99,7 +95,6 @@ class CometMLLogger(LoggerDestination):
         self._enabled = not rank_zero_only or dist.get_global_rank() == 0
         self._hyperparameters: dict[str, Any] = {}
         self._deadline = DeliveryDeadline(60.0)  # replaced at `init` by that of the run
-        self._sender: Sender | None = None
         self._creation: Future[Any] | None = None
         client = import_client("comet_ml", "CometMLLogger")
         if self._enabled:
@@ -145,7 +140,7 @@ class CometMLLogger(LoggerDestination):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes without the thread and the experiment, which cannot be copied."""
-        return {**vars(self), "_creation": None, "_sender": None}
+        return {**super().__getstate__(), "_creation": None}
 
     # ---- values ----
 
@@ -153,13 +148,8 @@ class CometMLLogger(LoggerDestination):
         if self._sender is None:
             self._hyperparameters |= hyperparameters
         else:
-            self._sender.put(partial(self._send_parameters, dict(hyperparameters)))
-
-    def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
-        if self._sender is None:
-            hold_metrics(metrics)
-        else:
-            self._sender.put_metrics(metrics, 0 if step is None else step)
+            values = dict(hyperparameters)
+            self._sender.put(lambda: self._alive().log_parameters(values))
 
     def log_table(
         self, columns: list[str], rows: list[list[Any]], name: str = "Table", step: int | None = None
@@ -200,28 +190,20 @@ class CometMLLogger(LoggerDestination):
         if self._creation is None:  # the experiment that was created with the logger has ended with its run
             self._create(import_client("comet_ml", "CometMLLogger"))
         name = self.name or state.run_name
+        if not self.rank_zero_only:
+            name = f"{name}-rank{dist.get_global_rank()}"
         self._deadline = logger.delivery_deadline.for_service(self.delivery_timeout)
         self._sender = Sender(
-            "CometMLLogger", self._send, on_error=self.on_error, timeout=self._deadline.for_service(), kept=_kept
+            "CometMLLogger",
+            self._send,
+            on_error=self.on_error,
+            timeout=self._deadline.for_service(),
+            kept=lambda: "What Comet's client has taken is sent or kept by it; the rest is lost.",
         )
-        self._sender.put(partial(self._send_name, name if self.rank_zero_only else f"{name}-rank{_rank()}"))
+        self._sender.put(lambda: self._alive().set_name(name))
         if self._hyperparameters:
             self.log_hyperparameters(self._hyperparameters)
             self._hyperparameters = {}
-
-    def epoch_end(self, state: State, logger: Logger) -> None:
-        if self._sender is not None:
-            self._sender.fetch()  # it may be a while until something is logged again
-
-    eval_start = eval_end = epoch_end
-
-    def fit_end(self, state: State, logger: Logger) -> None:
-        if self._sender is not None:
-            self._sender.flush()
-
-    def close(self, state: State, logger: Logger) -> None:
-        if self._sender is not None:
-            self._sender.flush(check=False)
 
     def post_close(self) -> None:
         self._finish()
@@ -237,16 +219,7 @@ class CometMLLogger(LoggerDestination):
         finally:
             experiment, self._creation = self.experiment, None
             if experiment is not None:
-                self._end(experiment)
-
-    def _end(self, experiment: Any) -> None:
-        since = time.monotonic()
-        try:
-            left = max(self._deadline.left(since), self._deadline.timeout / 10)
-            call_in_time(experiment.end, left, "Ending the experiment of Comet")
-        except TimeoutError:
-            self._deadline.waited_in_vain(since)
-            raise
+                end_in_time(lambda _: experiment.end(), self._deadline, "Ending the experiment of Comet")
 
     # ---- in the thread of the sender ----
 
@@ -263,9 +236,6 @@ class CometMLLogger(LoggerDestination):
             raise ConnectionError("Comet's client has stopped the experiment. Its own messages say why.")
         return experiment
 
-    def _send_name(self, name: str) -> None:
-        self._alive().set_name(name)
-
     def _send(self, records: Sequence[Logged]) -> None:
         experiment = self._alive()
         for metrics, step, _ in records:
@@ -273,9 +243,6 @@ class CometMLLogger(LoggerDestination):
             for key, text in metrics.items():
                 if isinstance(text, str):
                     experiment.log_other(key, text)
-
-    def _send_parameters(self, hyperparameters: dict[str, Any]) -> None:
-        self._alive().log_parameters(hyperparameters)
 
     def _send_table(self, columns: list[str], rows: list[list[Any]], name: str, step: int | None) -> None:
         cells = [[table_cell(value) for value in row] for row in rows]
@@ -304,14 +271,6 @@ class CometMLLogger(LoggerDestination):
                 overlaid = f"{name}_{i} + {key} mask overlaid"
                 experiment.log_image(fromarray(_overlay(pixels, mask)), name=overlaid, step=step, metadata=classes)
                 experiment.log_image(fromarray(_colors(mask)), name=f"{key}_{i} mask", step=step, metadata=classes)
-
-
-def _rank() -> int:
-    return dist.get_global_rank()
-
-
-def _kept() -> str:
-    return "What Comet's client has taken is sent or kept by it; the rest is lost."
 
 
 def _split(images: Any, ndim: int) -> list[Any]:

@@ -162,14 +162,14 @@ class DataSpec:
         """Return the number of samples and of tokens in a batch, for use at every step.
 
         They are those of `get_num_samples_in_batch` and `get_num_tokens_in_batch`, even if these were replaced; a
-        tuple of tensors takes a faster path.
+        tuple or list of tensors takes a faster path.
 
         Args:
             batch: A batch of this dataloader.
         """
         count_samples_, count_tokens = self.get_num_samples_in_batch, self.get_num_tokens_in_batch
         if (
-            type(batch) is tuple
+            (type(batch) is tuple or type(batch) is list)
             and self._max_seq_len is None
             and self._count_samples is count_samples
             and getattr(self._count_tokens, "__func__", None) is _COUNT_TOKENS
@@ -572,7 +572,7 @@ def default_split_batch(batch: Any, microbatch_size: int | float) -> Sequence[An
 _default_split_batch = default_split_batch
 
 
-def _common_length(fields: tuple[Any, ...]) -> int | None:
+def _common_length(fields: Iterable[Any]) -> int | None:
     """Return the number of samples in each of these tensors; None if they differ, or not all are such tensors."""
     samples = None
     for field in fields:
@@ -600,17 +600,10 @@ def count_samples(batch: Any) -> int:
         4
     """
     is_sequence = isinstance(batch, (list, tuple))
-    count = None
-    for element in batch if is_sequence else batch.values() if isinstance(batch, Mapping) else ():
-        if not (isinstance(element, torch.Tensor) and element.dim()):
-            break  # tensors of equal length are the usual case, in every step
-        if count is None:
-            count = element.size(0)
-        elif count != element.size(0):
-            break
-    else:
-        if count is not None:
-            return count
+    # Tensors of equal length are the usual case, in every step.
+    count = _common_length(batch if is_sequence else batch.values() if isinstance(batch, Mapping) else ())
+    if count is not None:
+        return count
     if is_sequence:
         size = _leading_length(batch)
         counts = {count for element in batch for count in _counts(element, size)}

@@ -203,12 +203,16 @@ class _Copy:
     def ready(self) -> bool:
         return self._event is None or bool(self._event.query())  # type: ignore[no-untyped-call]
 
+    def wait(self) -> torch.Tensor:
+        """Return the tensor on the host, once it has arrived."""
+        if self._event is not None:
+            self._event.synchronize()
+        return self._host
+
     @property
     def numbers(self) -> list[Any]:
         if self._numbers is None:
-            if self._event is not None:
-                self._event.synchronize()
-            self._numbers = self._host.tolist()
+            self._numbers = self.wait().tolist()
         return self._numbers
 
 

@@ -8,52 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
-from typing import Any
-
-__all__ = [
-    "ADDS_LOSS",
-    "ADDS_NORMS",
-    "AUGMENTS_IMAGES",
-    "AVERAGES_WEIGHTS",
-    "CHANGES_BATCH_SIZE",
-    "CHANGES_LAYERS",
-    "CHANGES_LENGTH",
-    "CHANGES_MEMORY_FORMAT",
-    "CHANGES_RESOLUTION",
-    "CLIPS_GRADIENTS",
-    "DROPS_PIXELS",
-    "EFFECTS",
-    "ERASES_PIXELS",
-    "FACTORIZES_WEIGHTS",
-    "FREEZES_WEIGHTS",
-    "INTERPOLATES_LOSS",
-    "MIXES_AUGMENTATIONS",
-    "MIXES_INPUTS",
-    "MIXES_TARGETS",
-    "PACKS_SEQUENCES",
-    "PASTES_REGIONS",
-    "PRUNES_BATCH",
-    "REPLACES_ATTENTION",
-    "REPLACES_BLOCKS",
-    "REPLACES_CONVS",
-    "REPLACES_DROPOUT",
-    "REPLACES_FEEDFORWARD",
-    "REPLACES_LAYERNORMS",
-    "REPLACES_LOSS",
-    "REPLACES_MODEL",
-    "REPLACES_NORMS",
-    "REPLACES_OPTIMIZER",
-    "RESHAPES_SEQUENCES",
-    "SCALES_SCHEDULE",
-    "SMOOTHS_TARGETS",
-    "STANDARDIZES_WEIGHTS",
-    "SWAPS_WEIGHTS",
-    "TRANSFORMS_BATCH",
-    "WEIGHS_LOSS",
-    "WRAPS_CONVS",
-    "WRAPS_OPTIMIZER",
-    "Placement",
-]
+from typing import TYPE_CHECKING, Any
 
 PRUNES_BATCH = "prunes_batch"
 """Effect: drops examples, judged on clean inputs."""
@@ -181,6 +136,9 @@ PHRASES = {
 }
 EFFECTS = frozenset(PHRASES)
 """The effects of `composer.core`; custom ones have names of the form `"vendor:effect"`."""
+if not TYPE_CHECKING:  # type checkers see the constants; they cannot follow a list that is put together
+    __all__ = ["EFFECTS", "Placement", *(effect.upper() for effect in PHRASES)]  # noqa: PLE0604 - these are strings
+
 # Effects on one kind of layer, which imply CHANGES_LAYERS.
 _ON_LAYERS = frozenset(
     {

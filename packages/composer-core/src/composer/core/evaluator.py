@@ -88,7 +88,7 @@ class Evaluator:
         self, eval_interval: SupportsIndex | str | Time[int] | Time[float] | Callable[[State, Event], bool] | None
     ) -> None:
         interval: Any = plain_number(eval_interval)
-        if isinstance(interval, (int, str, Time)):
+        if isinstance(interval, (int, str, Time)) and not isinstance(interval, bool):
             _check_interval(interval)
             self._eval_interval: Callable[[State, Event], bool] | None = create_interval_scheduler(
                 interval, checkpoint_events=False, final_events={Event.FIT_END}
@@ -161,8 +161,6 @@ def _check_function(interval: Any) -> None:
 
 
 def _check_interval(interval: int | str | Time[Any]) -> None:
-    if isinstance(interval, bool):
-        _check_function(interval)
     if ensure_time(interval, TimeUnit.EPOCH, argument="eval_interval").value < 0:
         raise ValueError(
             f"`eval_interval` must be positive, or 0 to never evaluate during training, got {str(interval)!r}. Use for "

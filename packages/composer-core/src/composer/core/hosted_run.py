@@ -22,7 +22,7 @@ from composer.core.engine import Engine, Plan
 from composer.core.event import Event
 from composer.core.logging import Logger, LoggerDestination
 from composer.core.ordering import ConflictError, Ordering
-from composer.core.precision import Precision, get_precision_context
+from composer.core.precision import Precision, precision_context_of
 from composer.core.saving.optimizers import named
 from composer.core.state import State
 from composer.core.time import TimeInput, Timestamp
@@ -331,7 +331,6 @@ class HostedRun:
         if not self._is_taken:
             self.take_optimizers()
         self._order.begin_fit()
-        self.replays = any(needs_closure(optimizer) for optimizer in self.state.optimizers)
         with self._random:
             self.engine.run_event(Event.AFTER_LOAD)
             self.engine.run_event(Event.FIT_START)
@@ -429,13 +428,13 @@ class HostedRun:
         """Start the loader and skip the batches that are done, without drawing random numbers of training for them."""
         now = self._random.current()
         if done and self._order.random:
-            self._random.set_current(self._order.random)  # a loader without a generator of its own draws its order
+            self._random.write(self._order.random)  # a loader without a generator of its own draws its order
         else:
             self._order.random = now
         iterator: Iterator[Any] = iter(self.state.dataloader)
         if done:
             next(islice(iterator, done, done), None)
-            self._random.set_current(now)
+            self._random.write(now)
         return iterator
 
     def _before_dataloader(self) -> None:
@@ -737,7 +736,7 @@ class HostedRun:
         try:
             for i, (batch, weight, random) in enumerate(self._passes):
                 self.replay_index, self._weight = i, weight
-                self._random.set_current(random)
+                self._random.write(random)
                 self._phase = _BATCH
                 again(batch)
         finally:
@@ -962,7 +961,7 @@ class HostedRun:
             "algorithms": [(name, algorithm.state_dict()) for name, algorithm in self._named_algorithms()],
             "callbacks": {name: saved for name, each in named(state.callbacks) if (saved := each.state_dict())},
             "schedulers": {name: scheduler.state_dict() for name, scheduler in named(state.schedulers)},
-            "random": self._random.state_dict(),
+            "random": dict(self._random.current()),
             "order": self._order.state_dict(),
             "rank": dist.get_global_rank(),
         }
@@ -1164,35 +1163,23 @@ class _RandomStream:
         for kind in self._outer.keys() - self._own.keys():
             seed = self._state.seed if self._seed is None else self._seed
             self._own[kind] = torch.Generator(kind).manual_seed(seed).get_state()
-        self._write(self._own)
+        self.write(self._own)
         self._is_inside = True
 
-    def leave(self) -> None:
+    def leave(self, *_: object) -> None:
         """Make the global generators continue with their own numbers."""
         if self._is_inside:
             self._own, self._is_inside = self._read(), False
-            self._write(self._outer)
+            self.write(self._outer)
 
-    def __enter__(self) -> None:
-        self.enter()
-
-    def __exit__(self, *_: object) -> None:
-        self.leave()
+    __enter__, __exit__ = enter, leave
 
     def current(self) -> dict[str, torch.Tensor]:
-        """Return the random state of training."""
+        """Return the random state of training: those of the generators by device type."""
         return self._read() if self._is_inside else self._own
 
-    def set_current(self, states: dict[str, torch.Tensor]) -> None:
-        """Set the random state of training, while the global generators have it."""
-        self._write({kind: state.cpu() for kind, state in states.items()})
-
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        """Return the states of the generators by device type."""
-        return dict(self.current())
-
     def load(self, saved: Mapping[str, torch.Tensor], is_own: bool) -> None:
-        """Restore what `state_dict` returned.
+        """Restore what `current` returned.
 
         Args:
             saved: The states.
@@ -1209,10 +1196,12 @@ class _RandomStream:
             states[device.type] = torch.get_device_module(device).get_rng_state()
         return states
 
-    def _write(self, states: dict[str, torch.Tensor]) -> None:
+    @staticmethod
+    def write(states: Mapping[str, torch.Tensor]) -> None:
+        """Set the states of the global generators."""
         for kind, state in states.items():
             module: Any = torch if kind == "cpu" else torch.get_device_module(kind)
-            module.set_rng_state(state)
+            module.set_rng_state(state.cpu())
 
 
 class _Order:
@@ -1346,10 +1335,7 @@ def _check_supported(
 
 
 def _autocast_of(state: State) -> AbstractContextManager[None]:
-    if state.precision is Precision.FP32:
-        return nullcontext()
-    device_type = "cuda" if state.device.name == "gpu" else state.device.name
-    return get_precision_context(state.precision, state.precision_config, device_type=device_type)
+    return nullcontext() if state.precision is Precision.FP32 else precision_context_of(state)
 
 
 def _copied(batch: Any) -> Any:

@@ -13,6 +13,7 @@ import torch
 from composer.utils.string_enum import StringEnum
 
 if TYPE_CHECKING:
+    from composer.core.state import State
     from composer.devices.device import Device
 
 __all__ = ["Precision", "get_precision_context", "validate_precision"]
@@ -109,6 +110,12 @@ def get_precision_context(
     if device_type == "cpu":
         _check_cpu(precision)
     return torch.autocast(device_type, dtype=_AMP_DTYPES[precision])
+
+
+def precision_context_of(state: State, fp8_autocast_enabled: bool = True) -> contextlib.AbstractContextManager[Any]:
+    """Return the context manager of `get_precision_context` for the precision and the device of a run."""
+    device_type = "cuda" if state.device.name == "gpu" else state.device.name
+    return get_precision_context(state.precision, state.precision_config, fp8_autocast_enabled, device_type=device_type)
 
 
 def validate_precision(precision: Precision, device: Device) -> None:

@@ -94,7 +94,7 @@ class DeviceCPU(PlainDevice):
         return super().batch_to_device(batch)
 
 
-class DeviceGPU(Device):
+class DeviceGPU(PlainDevice):
     """One CUDA (or ROCm) GPU, with NCCL between processes.
 
     Makes the GPU the current device and sets the process-wide TF32 flags.
@@ -123,9 +123,6 @@ class DeviceGPU(Device):
         torch.cuda.set_device(self._device)
         self._copies = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         _set_tf32(allow_tf32)
-
-    def module_to_device(self, module: T_nnModule) -> T_nnModule:
-        return module.to(self._device)
 
     def tensor_to_device(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(self._device, non_blocking=True)

@@ -1,24 +1,20 @@
 """Building blocks for a logger that sends to a service or writes a file without slowing the training step.
 
 The loggers for Weights & Biases, MLflow and TensorBoard are made of these. A `Sender` sends metrics from a background
-thread; the functions below help with what such loggers have in common: images, tables, files, timeouts, failures.
+thread, and a `ServiceLogger` passes them to it; the functions below help with what such loggers have in common: images,
+tables, files, timeouts, failures.
 
 Example:
-    A logger that sends the numbers of each step to `client`, which can be any service. A rank that does not log must
-    still call `hold_metrics`, because computing a metric may be a collective operation::
+    A logger that sends the numbers of each step to `client`, which can be any service::
 
         from composer import Trainer
-        from composer.loggers import LoggerDestination
-        from composer.loggers.spi import Sender, hold_metrics, read_numbers
+        from composer.loggers.spi import Sender, ServiceLogger, read_numbers
         from composer.utils import dist
 
 
-        class MyLogger(LoggerDestination):
-            accepts_deferred = True  # values stay on the device until the thread sends them
-
+        class MyLogger(ServiceLogger):
             def __init__(self, client):
                 self._client = client
-                self._sender = None
 
             def init(self, state, logger):
                 if dist.get_global_rank() == 0:
@@ -26,19 +22,9 @@ Example:
                         "MyLogger", self._send, timeout=logger.delivery_deadline.for_service()
                     )
 
-            def log_metrics(self, metrics, step=None):
-                if self._sender is None:
-                    hold_metrics(metrics)
-                else:
-                    self._sender.put_metrics(metrics, step)
-
             def _send(self, records):  # called in the thread
                 for record in records:
                     self._client.log(read_numbers(record.metrics), step=record.step, time=record.seconds)
-
-            def fit_end(self, state, logger):
-                if self._sender is not None:
-                    self._sender.flush()
 
             def post_close(self):
                 if self._sender is not None:
@@ -68,29 +54,36 @@ import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 
 from composer.core.deferred_value import _UNSET, DeferredValue, _Copy
-from composer.core.logging import format_log_data_value
+from composer.core.logging import LoggerDestination, format_log_data_value
 from composer.utils.numbers import check_finite
 from composer.utils.retrying import DeliveryDeadline
+
+if TYPE_CHECKING:
+    from composer.core.logging import Logger
+    from composer.core.state import State
 
 __all__ = [
     "HeldFiles",
     "ImageCopy",
     "Logged",
     "Sender",
+    "ServiceLogger",
     "call_at_exit",
     "call_in_time",
     "check_delivery_options",
+    "end_in_time",
     "hold_metrics",
     "import_client",
     "list_images",
@@ -442,7 +435,7 @@ class Sender:
             metrics = record.metrics
             try:
                 if record.arriving:
-                    metrics = _read_all(metrics)
+                    metrics = {k: v.read() if type(v) is _PendingValue else v for k, v in metrics.items()}
                 arrived.append(Logged(metrics, record.step, record.seconds))
             except Exception as error:  # noqa: BLE001 - reported in the training thread
                 self._failed += 1
@@ -454,6 +447,51 @@ class Sender:
             self.flush(check=False)
             if self._failure is not None and not self._reported:
                 log.error("`%s` failed: %s", self.name, self._failure)
+
+
+class ServiceLogger(LoggerDestination):
+    """Base class of loggers that send metrics to a service: when they queue, copy and wait for values.
+
+    A subclass sets `_sender` at INIT, on ranks that log, and closes it in `post_close`. Values on the device are also
+    copied at the end of an epoch and around an evaluation. The ends of `fit` and of the run wait for queued data.
+
+    Attributes:
+        _sender: The sender; None outside of a run, and on ranks that do not log. These still compute the metrics,
+            because that may be a collective operation.
+        _training: True while `fit` runs, and after it has failed.
+    """
+
+    accepts_deferred: ClassVar[bool] = True  # values stay on the device until the thread sends them
+    _sender: Sender | None = None
+    _training = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the attributes without the thread, which cannot be copied."""
+        return {**vars(self), "_sender": None}
+
+    def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
+        if self._sender is None:
+            hold_metrics(metrics)
+        else:
+            self._sender.put_metrics(metrics, 0 if step is None else step)
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        self._training = True
+
+    def epoch_end(self, state: State, logger: Logger) -> None:
+        if self._sender is not None:
+            self._sender.fetch()  # it may be a while until something is logged again
+
+    eval_start = eval_end = epoch_end
+
+    def fit_end(self, state: State, logger: Logger) -> None:
+        self._training = False
+        if self._sender is not None:
+            self._sender.flush()
+
+    def close(self, state: State, logger: Logger) -> None:
+        if self._sender is not None:
+            self._sender.flush(check=False)
 
 
 class _PendingValue:
@@ -537,10 +575,6 @@ def _snapshot(value: Any, pending: list[_PendingValue], arrays: list[Any]) -> An
     return pending_value
 
 
-def _read_all(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value.read() if type(value) is _PendingValue else value for key, value in metrics.items()}
-
-
 # ---- values ----
 
 
@@ -596,13 +630,7 @@ def start_copy(value: Image) -> ImageCopy:
         host = tensor.clone()
         return host.numpy
     copied = _Copy(tensor)
-
-    def read() -> np.ndarray:
-        if copied._event is not None:
-            copied._event.synchronize()
-        return copied._host.numpy()
-
-    return read
+    return lambda: copied.wait().numpy()
 
 
 def list_images(images: Image | Sequence[Image]) -> Sequence[Image]:
@@ -758,26 +786,43 @@ def call_in_time(call: Callable[[], T], timeout: float, what: str) -> T:
         TimeoutError: It took too long.
         BaseException: The exception that the function raised.
     """
-    results: list[T] = []
-    errors: list[BaseException] = []
+    result: Future[T] = Future()
 
     def run() -> None:
         try:
-            results.append(call())
+            result.set_result(call())
         except BaseException as error:  # noqa: BLE001 - raised below
-            errors.append(error)
+            result.set_exception(error)
 
     thread = threading.Thread(target=run, name="composer-call", daemon=True)
     try:
         thread.start()
     except RuntimeError:  # the interpreter is shutting down
         return call()
-    thread.join(timeout)
-    if errors:
-        raise errors[0]
-    if not results:
+    if not wait([result], timeout).done:
         raise TimeoutError(f"{what} has not ended in {timeout:.3g} seconds. Is the service reachable?")
-    return results[0]
+    return result.result()
+
+
+def end_in_time(end: Callable[[float], object], deadline: DeliveryDeadline, what: str) -> None:
+    """End a run of a service within the time that its deadline leaves, but at least a tenth of the timeout.
+
+    Args:
+        end: The function that ends the run; called with that time in seconds.
+        deadline: The deadline of the service.
+        what: What the function does, for the message.
+
+    Raises:
+        TimeoutError: It took too long.
+        BaseException: The exception that the function raised.
+    """
+    since = time.monotonic()
+    seconds = max(deadline.left(since), deadline.timeout / 10)
+    try:
+        call_in_time(partial(end, seconds), seconds, what)
+    except TimeoutError:
+        deadline.waited_in_vain(since)
+        raise
 
 
 def call_at_exit(method: Callable[[], None]) -> None:

@@ -370,22 +370,15 @@ def _are_probabilities(outputs: Any, targets: Any) -> bool:
 @cache
 def index_metrics() -> tuple[type, ...]:
     """Return torchmetrics' base classes of metrics that take one class index per example."""
-    from torchmetrics.classification import (
-        MulticlassCalibrationError,
-        MulticlassConfusionMatrix,
-        MulticlassExactMatch,
-        MulticlassHingeLoss,
-        MulticlassPrecisionRecallCurve,
-        MulticlassStatScores,
-    )
+    from torchmetrics import classification
 
     return (
-        MulticlassCalibrationError,
-        MulticlassConfusionMatrix,
-        MulticlassExactMatch,
-        MulticlassHingeLoss,
-        MulticlassPrecisionRecallCurve,
-        MulticlassStatScores,
+        classification.MulticlassCalibrationError,
+        classification.MulticlassConfusionMatrix,
+        classification.MulticlassExactMatch,
+        classification.MulticlassHingeLoss,
+        classification.MulticlassPrecisionRecallCurve,
+        classification.MulticlassStatScores,
     )
 
 

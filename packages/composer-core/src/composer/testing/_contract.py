@@ -7,6 +7,7 @@ import inspect
 import io
 import pickle
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -414,7 +415,7 @@ def _steps(
         engine.run_event("after_dataloader")
         engine.run_event("batch_start")
         first, *others = state.optimizers
-        first.step(closure=_Closure(state, engine, seen, microbatches))  # type: ignore[arg-type]
+        first.step(closure=partial(_compute_gradients, state, engine, seen, microbatches))  # type: ignore[arg-type]
         for optimizer in others:
             optimizer.step()
         state.previous_timestamp = state.timestamp
@@ -426,36 +427,32 @@ def _steps(
     engine.close()
 
 
-class _Closure:
-    """The closure of the optimizer step, which computes the gradients of a batch."""
-
-    def __init__(self, state: State, engine: Engine, seen: list[torch.Tensor] | None, microbatches: int) -> None:
-        self.state, self.engine, self.seen, self.microbatches = state, engine, seen, microbatches
-
-    def __call__(self, **kwargs: Any) -> torch.Tensor:
-        state, engine, batch = self.state, self.engine, self.state.batch
-        total = torch.zeros(())
-        engine.run_event("before_train_batch")
-        state.optimizers.zero_grad()
-        for part in _split(batch, self.microbatches):
-            state.batch = part
-            engine.run_event("before_forward")
-            if self.seen is not None:
-                self.seen.extend(t for t in _tensors(state.batch) if t.is_floating_point() and t.dim() > 1)
-            state.outputs = state.model(state.batch)
-            engine.run_event("after_forward")
-            engine.run_event("before_loss")
-            model: Any = getattr(state.model, "module", state.model) if state.is_model_ddp else state.model
-            state.loss = model.loss(state.outputs, state.batch)
-            engine.run_event("after_loss")
-            engine.run_event("before_backward")
-            loss = state.loss / self.microbatches
-            loss.backward()
-            total = total + loss.detach()
-            engine.run_event("after_backward")
-        state.batch = batch
-        engine.run_event("after_train_batch")
-        return total
+def _compute_gradients(
+    state: State, engine: Engine, seen: list[torch.Tensor] | None, microbatches: int, **kwargs: Any
+) -> torch.Tensor:
+    """Compute the gradients of a batch: the closure of the optimizer step."""
+    batch, total = state.batch, torch.zeros(())
+    engine.run_event("before_train_batch")
+    state.optimizers.zero_grad()
+    for part in _split(batch, microbatches):
+        state.batch = part
+        engine.run_event("before_forward")
+        if seen is not None:
+            seen.extend(t for t in _tensors(state.batch) if t.is_floating_point() and t.dim() > 1)
+        state.outputs = state.model(state.batch)
+        engine.run_event("after_forward")
+        engine.run_event("before_loss")
+        model: Any = getattr(state.model, "module", state.model) if state.is_model_ddp else state.model
+        state.loss = model.loss(state.outputs, state.batch)
+        engine.run_event("after_loss")
+        engine.run_event("before_backward")
+        loss = state.loss / microbatches
+        loss.backward()
+        total = total + loss.detach()
+        engine.run_event("after_backward")
+    state.batch = batch
+    engine.run_event("after_train_batch")
+    return total
 
 
 def _train_on_rank(contract: type[AlgorithmContract]) -> dict[str, Any]:

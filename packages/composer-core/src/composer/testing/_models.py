@@ -16,12 +16,9 @@ from composer.models.base import ComposerModel
 @contextlib.contextmanager
 def _seeded(seed: int) -> Iterator[None]:
     """Seed the CPU generator for the body, then restore its state."""
-    before = torch.get_rng_state()
-    torch.default_generator.manual_seed(seed)
-    try:
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
         yield
-    finally:
-        torch.set_rng_state(before)
 
 
 class _Model(ComposerModel):

@@ -197,24 +197,23 @@ def _collect(pipes: list[Connection], processes: list[Any], timeout: float) -> l
     deadline = time.monotonic() + timeout
     results: dict[int, bytes] = {}
     failures: dict[int, _Failure] = {}
-    while len(results) + len(failures) < len(pipes):
-        waiting = [rank for rank in range(len(pipes)) if rank not in results and rank not in failures]
-        ready = wait([pipes[rank] for rank in waiting], max(0.0, deadline - time.monotonic()))
+    missing = [*range(len(pipes))]
+    while missing:
+        ready = wait([pipes[rank] for rank in missing], max(0.0, deadline - time.monotonic()))
         if not ready:
             break
-        for rank in waiting:
-            if pipes[rank] in ready:
-                message = _receive(pipes[rank], processes[rank])
-                if isinstance(message, _Failure):
-                    failures[rank] = message
-                else:
-                    results[rank] = message
+        for rank in [rank for rank in missing if pipes[rank] in ready]:
+            message = _receive(pipes[rank], processes[rank])
+            if isinstance(message, _Failure):
+                failures[rank] = message
+            else:
+                results[rank] = message
+            missing.remove(rank)
         if failures:  # an earlier failure of another rank may arrive shortly
             deadline = min(deadline, time.monotonic() + _HINDSIGHT_SECONDS)
     if failures:
         _raise_first(failures)
-    if len(results) < len(pipes):
-        missing = [rank for rank in range(len(pipes)) if rank not in results]
+    if missing:
         raise TimeoutError(f"The ranks {missing} did not finish within {timeout} seconds.")
     return [results[rank] for rank in range(len(pipes))]
 

@@ -24,6 +24,7 @@ from composer.loggers import Logger
 from composer.testing._compare import deep_compare
 from composer.testing._processes import run_on_ranks
 from composer.utils.misc import unwrapped_model
+from composer.utils.reproducibility import seed_all, seed_context
 
 _WALL_CLOCK = ("total_wct", "iteration_wct", "epoch_wct", "batch_wct")
 _LAST_BATCH_KEYS = frozenset({"losses", "train_metrics"})
@@ -114,7 +115,7 @@ def assert_resumes_exactly(
                 assert_resumes_exactly(make, kills=[2, 4])
     """
     _check_kills(kills, None)
-    with _folder(folder) as root, _generators_restored():
+    with _folder(folder) as root, seed_context(0):  # gives the generators their states back afterwards
         launcher = _Launcher(make, root, frozenset(ignore), timeout if sigkill else None)
         launcher.launch("uninterrupted", 0, None)
         batches = int((root / "records" / _END).read_text())
@@ -157,7 +158,7 @@ def _folder(given: str | os.PathLike[str] | None) -> Iterator[Path]:
 
 @dataclass(frozen=True)
 class _Launcher:
-    """Runs the job in this process, or in a new process if there is a `timeout`."""
+    """Launches the job in this process, or in a new process if there is a `timeout`."""
 
     make: Callable[[Path], _Job]
     folder: Path
@@ -166,11 +167,10 @@ class _Launcher:
 
     def launch(self, name: str, number: int, kill: float | None) -> int:
         """Run the job until it is killed or ends; return its first batch."""
-        arguments = (self.make, self.folder, self.ignore, name, number, kill, self.timeout is not None)
         if self.timeout is None:
-            return _run(*arguments)
+            return self._run(name, number, kill)
         try:
-            run_on_ranks(_run, 1, *arguments, timeout=self.timeout, backend=None)
+            run_on_ranks(self._run, 1, name, number, kill, timeout=self.timeout, backend=None)
         except RuntimeError as error:
             if isinstance(error.__cause__, AssertionError):
                 raise error.__cause__ from None
@@ -178,37 +178,29 @@ class _Launcher:
                 raise
         return int((self.folder / f"begun-{name}-{number}").read_text())
 
+    def _run(self, name: str, number: int, kill: float | None) -> int:
+        seed_all(1000 + number)  # in a new process the generators have other states
+        own = self.folder / name
+        own.mkdir(parents=True, exist_ok=True)
+        job = self.make(own)
+        journal = _Journal(self.folder, name, number, self.ignore)
+        job.state.callbacks.append(journal)
+        if kill is not None:
+            note = None if self.timeout is None else self.folder / f"killed-{number}"
+            job.state.callbacks.append(_Kill(kill, note))
+        try:
+            job.fit()
+            journal.end(job.state)
+        except _Killed:
+            pass
+        finally:
+            with suppress(_Killed):
+                job.close()
+        return journal.first_batch
+
 
 class _Killed(BaseException):
     """Simulates the end of the process; not caught by `except Exception`."""
-
-
-def _run(
-    make: Callable[[Path], _Job],
-    folder: Path,
-    ignore: frozenset[str],
-    name: str,
-    number: int,
-    kill: float | None,
-    in_process: bool,
-) -> int:
-    _seed_generators(1000 + number)  # in a new process the generators have other states
-    own = folder / name
-    own.mkdir(parents=True, exist_ok=True)
-    job = make(own)
-    journal = _Journal(folder, name, number, ignore)
-    job.state.callbacks.append(journal)
-    if kill is not None:
-        job.state.callbacks.append(_Kill(kill, folder / f"killed-{number}" if in_process else None))
-    try:
-        job.fit()
-        journal.end(job.state)
-    except _Killed:
-        pass
-    finally:
-        with suppress(_Killed):
-            job.close()
-    return journal.first_batch
 
 
 class _Kill(Callback):
@@ -331,22 +323,3 @@ def _generators() -> dict[str, Any]:
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         states["cuda"] = torch.cuda.get_rng_state_all()
     return states
-
-
-def _seed_generators(seed: int) -> None:
-    random.seed(seed)
-    np.random.seed(seed)  # noqa: NPY002
-    torch.manual_seed(seed)
-
-
-@contextmanager
-def _generators_restored() -> Iterator[None]:
-    states = _generators()
-    try:
-        yield
-    finally:
-        random.setstate(states["python"])
-        np.random.set_state(states["numpy"])  # noqa: NPY002
-        torch.set_rng_state(states["torch"])
-        if "cuda" in states:
-            torch.cuda.set_rng_state_all(states["cuda"])

@@ -88,21 +88,12 @@ def batch_set(batch: Any, key: Any, value: Any) -> Any:
         {'a': 3, 'b': 4}
     """
     if type(key) in (int, str):
-        kind = type(batch)
-        if kind is tuple and type(key) is int:
-            _check_settable(batch, key)
-            parts = list(batch)
-            parts[key] = value
-            return tuple(parts)
-        if kind is dict or (kind is list and type(key) is int):
-            _check_settable(batch, key)
-            batch[key] = value
-            return batch
-    elif callable(key):
+        return _set_one(batch, key, value)
+    if callable(key):
         return key(batch, value)
-    elif _is_pair(key):
+    if _is_pair(key):
         return key[1](batch, value)
-    elif _is_many(key) and not _has_item(batch, key):
+    if _is_many(key) and not _has_item(batch, key):
         return _set_each(batch, key, value)
     return _set_one(batch, key, value)
 
@@ -193,20 +184,16 @@ def _has_item(batch: Any, key: Any) -> bool:
 
 def _set_one(batch: Any, key: Any, value: Any) -> Any:
     is_attribute = _check_settable(batch, key)
-    if is_attribute and isinstance(batch, tuple):
-        return batch._replace(**{key: value})  # type: ignore[attr-defined]  # a field of a namedtuple
-    if is_attribute and is_batch_dataclass(batch):
-        return _set_field(batch, key, value)
-    if is_attribute:
-        setattr(batch, key, value)
-    elif isinstance(batch, tuple):
-        return _replace_in_tuple(batch, key, value)
-    else:
+    if isinstance(batch, tuple):
+        if is_attribute:
+            return batch._replace(**{key: value})  # type: ignore[attr-defined]  # a field of a namedtuple
+        parts = list(batch)
+        parts[key] = value
+        make: Any = getattr(type(batch), "_make", type(batch))  # a namedtuple takes its fields one by one
+        return make(parts)
+    if not is_attribute:
         batch[key] = value
-    return batch
-
-
-def _set_field(batch: Any, key: Any, value: Any) -> Any:
+        return batch
     try:
         setattr(batch, key, value)
     except dataclasses.FrozenInstanceError:
@@ -229,13 +216,6 @@ def _check_settable(batch: Any, key: Any) -> bool:
             ) from error
         raise _missing(batch, key, error) from None
     return False
-
-
-def _replace_in_tuple(batch: Any, key: Any, value: Any) -> Any:
-    parts = list(batch)
-    parts[key] = value
-    make = getattr(type(batch), "_make", type(batch))  # a namedtuple takes its fields one by one
-    return make(parts)
 
 
 def _set_each(batch: Any, keys: Sequence[Any], values: Any) -> Any:

@@ -9,9 +9,9 @@ import os
 import platform
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from importlib.metadata import distribution
 from json import loads
-from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, NamedTuple
 
@@ -146,9 +146,8 @@ def _commit_hash() -> str | None:
 
 
 def _cpu_model() -> str:
-    listing = Path("/proc/cpuinfo")  # Linux only
-    if listing.exists():
-        for line in listing.read_text(encoding="utf-8", errors="replace").splitlines():
+    with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as listing:  # Linux only
+        for line in listing:
             key, _, value = line.partition(":")
             if key.strip() == "model name":
                 return value.strip()

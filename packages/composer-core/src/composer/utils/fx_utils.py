@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -176,9 +177,7 @@ def apply_stochastic_residual(gm: GraphModule, drop_rate: float = 0.2) -> tuple[
     Differs: all blocks have the same rate.
     """
     _check_graph(gm)
-    check_finite(drop_rate=drop_rate)
-    if not 0 <= drop_rate <= 1:
-        raise ValueError(f"`drop_rate` must be in [0, 1], got {drop_rate!r}.")
+    check_finite(drop_rate=drop_rate, least=0, most=1)
     moved: list[Node] = []
     count = 0
     for node in list(gm.graph.nodes):
@@ -277,13 +276,11 @@ def _find_block(gm: GraphModule, addition: Node) -> _Block | None:
 
 def _can_skip(gm: GraphModule, branch: Sequence[Node], addition: Node) -> bool:
     """Return True if a branch has parameters, and its values are used outside it only by the addition."""
-    learns = any(
-        next(iter(_module(gm, node).parameters()), None) is not None
-        if node.op == "call_module"
-        else isinstance(_attribute(gm, node), nn.Parameter)
-        for node in {*branch, *(source for inner in branch for source in inner.all_input_nodes)}
-        if node.op == "get_attr" or (node.op == "call_module" and node in branch)
-    )
+    layers = (_module(gm, node) for node in branch if node.op == "call_module")
+    sources = {*branch, *(source for node in branch for source in node.all_input_nodes)}
+    attributes = (operator.attrgetter(str(node.target))(gm) for node in sources if node.op == "get_attr")
+    parameters = (parameter for layer in layers for parameter in layer.parameters())
+    learns = any(isinstance(each, nn.Parameter) for each in chain(parameters, attributes))
     return learns and _is_closed(branch, addition)
 
 
@@ -395,10 +392,6 @@ def _order(graph: Graph) -> Callable[[Node], int]:
 
 def _module(gm: GraphModule, node: Node) -> Any:
     return gm.get_submodule(str(node.target))
-
-
-def _attribute(gm: GraphModule, node: Node) -> Any:
-    return operator.attrgetter(str(node.target))(gm)
 
 
 def _count_owners(gm: nn.Module) -> dict[nn.Parameter, int]:

@@ -140,31 +140,23 @@ def _regular_event(unit: Any, checkpoint_events: bool) -> Event:
 def _has_passed(state: State, interval: Time[Any]) -> bool:
     from composer.core.time import TimeUnit
 
-    if interval.unit is not TimeUnit.DURATION:
-        return _has_crossed(state, interval.unit, interval.value)
-    if state.max_duration is not None and state.max_duration.unit is TimeUnit.SECOND:
-        # Not rounded up to seconds, which would be too long for a fraction of a short run.
-        return _has_crossed_seconds(state, max(1, state.max_duration.value) * interval.value)
-    if state.max_duration is None or state.dataloader_len is None:
-        what = "run" if state.max_duration is None else "dataloader"
-        raise RuntimeError(
-            f"`interval` must not be a fraction of the run, got '{interval}', because the length of the {what} is not "
-            f"known. Use an interval in batches ('ba') or samples ('sp')."
-        )
-    unit = state.max_duration.unit
-    length = state.max_duration.value * Fraction(interval.value).limit_denominator(10**9)
-    if unit is TimeUnit.EPOCH:
-        length, unit = length * state.dataloader_len.value, TimeUnit.BATCH
-    return _has_crossed(state, unit, max(1, ceil(length)))
-
-
-def _has_crossed_seconds(state: State, step: float) -> bool:
-    assert state.previous_timestamp is not None
-    before, now = state.previous_timestamp.total_wct, state.timestamp.total_wct
-    return bool(before.total_seconds() // step != now.total_seconds() // step)
-
-
-def _has_crossed(state: State, unit: Any, step: int) -> bool:
-    assert state.previous_timestamp is not None
-    before, now = state.previous_timestamp.get(unit).value, state.timestamp.get(unit).value
-    return before // step != now // step
+    before, now = state.previous_timestamp, state.timestamp
+    assert before is not None
+    unit, step = interval.unit, interval.value
+    if unit is TimeUnit.DURATION:
+        if state.max_duration is not None and state.max_duration.unit is TimeUnit.SECOND:
+            # Not rounded up to seconds, which would be too long for a fraction of a short run.
+            step = max(1, state.max_duration.value) * interval.value
+            return bool(before.total_wct.total_seconds() // step != now.total_wct.total_seconds() // step)
+        if state.max_duration is None or state.dataloader_len is None:
+            what = "run" if state.max_duration is None else "dataloader"
+            raise RuntimeError(
+                f"`interval` must not be a fraction of the run, got '{interval}', because the length of the {what} is "
+                f"not known. Use an interval in batches ('ba') or samples ('sp')."
+            )
+        unit = state.max_duration.unit
+        length = state.max_duration.value * Fraction(interval.value).limit_denominator(10**9)
+        if unit is TimeUnit.EPOCH:
+            length, unit = length * state.dataloader_len.value, TimeUnit.BATCH
+        step = max(1, ceil(length))
+    return bool(before.get(unit).value // step != now.get(unit).value // step)

@@ -285,9 +285,8 @@ def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
     Args:
         optimizer: The optimizer as it is stepped, with all wrappers.
     """
-    for declared in ("_step_supports_amp_closure", "needs_closure"):
-        if getattr(optimizer, declared, False):
-            return True
+    if getattr(optimizer, "_step_supports_amp_closure", False) or getattr(optimizer, "needs_closure", False):
+        return True
     if getattr(optimizer, "single_pass", False):
         return False
     closure = inspect.signature(inspect.unwrap(type(optimizer).step)).parameters.get("closure")

@@ -7,6 +7,7 @@ import logging
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -252,12 +253,13 @@ def update_params_in_optimizer(
     """
     owners = [(optimizer, group) for optimizer in ensure_tuple(optimizers) for group in optimizer.param_groups]
     groups = [group for _, group in owners]
-    old, new = list(old_params), list(new_params)
-    removed = [p for p in old if not _tensor_in(p, new)]
-    added = [p for p in new if not _tensor_in(p, old) and _find_group(p, groups) < 0]
-    kept = [p for p in old if _tensor_in(p, new)]
-    targets = [_group_of_new_param(p, removed, kept, groups) for p in added]
-    changed = {*targets, *_groups_of(removed, groups)}
+    index_of = {p: index for index in reversed(range(len(groups))) for p in groups[index]["params"]}
+    old, new = dict.fromkeys(old_params), dict.fromkeys(new_params)  # ordered sets
+    removed = [p for p in old if p not in new]
+    added = [p for p in new if p not in old and p not in index_of]
+    kept = [p for p in old if p in new]
+    targets = [_group_of_new_param(p, removed, kept, groups, index_of) for p in added]
+    changed = {*targets, *(index_of[p] for p in removed if p in index_of)}
     for optimizer in {id(owners[index][0]): owners[index][0] for index in changed}.values():
         if has_own_state_dict(optimizer):
             raise RuntimeError(
@@ -269,7 +271,7 @@ def update_params_in_optimizer(
         optimizer, group = owners[index]
         for parameter in removed:
             optimizer.state.pop(parameter, None)
-        group["params"][:] = [p for p in group["params"] if not _tensor_in(p, removed)]
+        group["params"][:] = [p for p in group["params"] if p not in old or p in new]
         for other in optimizer.param_groups:  # new parameters have no name, and names are needed for all or none
             other.pop("param_names", None)
     for parameter, target in zip(added, targets, strict=True):
@@ -288,17 +290,22 @@ def _group_of_new_param(
     removed: list[torch.nn.Parameter],
     kept: list[torch.nn.Parameter],
     groups: list[dict[str, Any]],
+    index_of: Mapping[torch.nn.Parameter, int],
 ) -> int:
     """Return the index of the group for a new parameter, by the rules of `update_params_in_optimizer`."""
     if len(groups) == 1:
         return 0
+
+    def groups_of(params: Iterable[torch.nn.Parameter]) -> set[int]:
+        return {index_of[p] for p in params if p in index_of}
+
     candidates: set[int] = set()
     for relatives in (removed, kept):
-        candidates = _groups_of([p for p in relatives if _is_weight(p) is _is_weight(new)], groups)
+        candidates = groups_of(p for p in relatives if _is_weight(p) is _is_weight(new))
         if candidates:
             break
     if not candidates:
-        near = _groups_of([*removed, *kept], groups)
+        near = groups_of([*removed, *kept])
         kinds = [{_is_weight(p) for p in group["params"]} for group in groups]
         same_kind = {index for index, held in enumerate(kinds) if _is_weight(new) in held}
         candidates = near & same_kind
@@ -322,27 +329,10 @@ def _is_weight(parameter: torch.Tensor) -> bool:
     return parameter.dim() > 1
 
 
-def _groups_of(params: Iterable[torch.nn.Parameter], groups: list[dict[str, Any]]) -> set[int]:
-    return {_find_group(p, groups) for p in params} - {-1}
-
-
 def _differ_in_decay_only(one: Mapping[str, object], other: Mapping[str, object]) -> bool:
     """Return True if the options of two groups differ in weight decay only; names of groups do not count."""
     names = {"params", "param_names", "name", "group_name"}
     return {"weight_decay"} == {key for key in {*one, *other} - names if one.get(key) != other.get(key)}
-
-
-def _tensor_in(tensor: torch.Tensor, iterable: Iterable[torch.Tensor]) -> bool:
-    """Return True if a tensor is one of several, by identity; `in` would compare values."""
-    return any(tensor is other for other in iterable)
-
-
-def _find_group(param: torch.nn.Parameter, groups: list[dict[str, Any]]) -> int:
-    """Return the index of the group that contains a parameter, or -1."""
-    for index, group in enumerate(groups):
-        if _tensor_in(param, group["params"]):
-            return index
-    return -1
 
 
 def _find_places(root: torch.nn.Module, places: _Places, seen: set[torch.nn.Module]) -> list[torch.nn.Module]:
@@ -405,9 +395,10 @@ def _move_hooks(old: torch.nn.Module, new: torch.nn.Module) -> None:
 def _put_in_place(old: torch.nn.Module, new: torch.nn.Module, root: torch.nn.Module, places: _Places) -> None:
     if new is old:
         return
-    device = _device_of(old) or _device_of(root)
-    if device is not None:
-        new.to(device)
+    tensors = (chain(module.parameters(), module.buffers()) for module in (old, root))
+    tensor = next(chain.from_iterable(tensors), None)
+    if tensor is not None:
+        new.to(tensor.device)
     kept = set(old.modules())
     if old not in set(new.modules()):
         _move_hooks(old, new)
@@ -420,17 +411,9 @@ def _put_in_place(old: torch.nn.Module, new: torch.nn.Module, root: torch.nn.Mod
             places.setdefault(new, []).append((parent, name))
 
 
-def _device_of(module: torch.nn.Module) -> torch.device | None:
-    for tensors in (module.parameters(), module.buffers()):
-        for tensor in tensors:
-            return tensor.device
-    return None
-
-
 def _update_optimizer(
     old: torch.nn.Module, new: torch.nn.Module, root: torch.nn.Module, optimizers: Optimizers
 ) -> None:
-    still_used = set(root.parameters())
     new_params = list(new.parameters())
-    old_params = [p for p in old.parameters() if p not in still_used or _tensor_in(p, new_params)]
-    update_params_in_optimizer(old_params, new_params, optimizers)
+    used_elsewhere = {*root.parameters()} - {*new_params}
+    update_params_in_optimizer([p for p in old.parameters() if p not in used_elsewhere], new_params, optimizers)

@@ -109,8 +109,9 @@ class ConsoleLogger(LoggerDestination):
             self._print_training(state)
         elif state.max_duration is not None and state.timestamp >= state.max_duration:
             hold_metrics(self.logged_metrics)  # for the block at `fit_end`
-        else:
-            self._drop_unheld()
+        else:  # values that cannot be read after their batch are not printed
+            held = {k: v for k, v in self.logged_metrics.items() if type(v) is not DeferredValue or v.held}
+            self.logged_metrics = held
 
     def epoch_end(self, state: State, logger: Logger) -> None:
         epoch = state.timestamp.epoch.value
@@ -174,12 +175,6 @@ class ConsoleLogger(LoggerDestination):
         if dist.get_local_rank() == 0:
             self.stream.write(text)
             self.stream.flush()
-
-    def _drop_unheld(self) -> None:
-        """Remove values that cannot be read after their batch, which is not printed."""
-        unheld = [k for k, v in self.logged_metrics.items() if type(v) is DeferredValue and not v.held]
-        for name in unheld:
-            del self.logged_metrics[name]
 
 
 def _marks(last: int | None) -> list[int]:

@@ -128,8 +128,7 @@ class FileLogger(LoggerDestination):
         self._write_due = 0.0
         self._sync_due = 0.0  # fsync takes milliseconds, too long for a fast training step
         self._previous_hook: Any = None
-        self._captures: list[Capture] = []
-        self._assemblers: list[LineAssembler] = []
+        self._captures: list[tuple[Capture, LineAssembler]] = []
         self._start_capture()
 
     @property
@@ -325,19 +324,17 @@ class FileLogger(LoggerDestination):
         ):
             if captured and stream is not None:  # None: the process has none, as under pythonw
                 assembler = LineAssembler(partial(self.write, prefix))
-                self._assemblers.append(assembler)
-                self._captures.append(Capture(stream, partial(self._feed, assembler)))
+                self._captures.append((Capture(stream, partial(self._feed, assembler)), assembler))
 
     def _feed(self, assembler: LineAssembler, text: str) -> None:
         with self._lock:
             assembler.feed(text)
 
     def _stop_capture(self) -> None:
-        for capture in self._captures:
+        for capture, assembler in self._captures:
             capture.close()
-        for assembler in self._assemblers:
             assembler.finish()
-        self._captures, self._assemblers = [], []
+        self._captures = []
 
     def _on_exception(self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
         """Report the exception, which is captured, and write it to the disk before anything else can fail."""

@@ -54,10 +54,8 @@ class InMemoryLogger(LoggerDestination):
         self.state: State | None = None
         self.hyperparameters: dict[str, Any] = {}
         self.tables: dict[str, str] = {}
-        self._pending: list[tuple[Timestamp, dict[str, Any]]] = []  # not yet in the dictionaries below
+        self._pending: list[tuple[Timestamp, dict[str, Any]]] = []  # not yet in `_data`
         self._data: dict[str, list[tuple[Timestamp, Any]]] = {}
-        self._values: dict[str, Any] = {}
-        self._timestamps: dict[str, Timestamp] = {}
 
     def init(self, state: State, logger: Logger) -> None:
         self.state = state
@@ -89,14 +87,12 @@ class InMemoryLogger(LoggerDestination):
     @property
     def most_recent_values(self) -> dict[str, Any]:
         """The last value of each name."""
-        self._read_pending()
-        return self._values
+        return {name: series[-1][1] for name, series in self.data.items()}
 
     @property
     def most_recent_timestamps(self) -> dict[str, Timestamp]:
         """The timestamp of the last value of each name."""
-        self._read_pending()
-        return self._timestamps
+        return {name: series[-1][0] for name, series in self.data.items()}
 
     def get_timeseries(self, metric: str) -> dict[str, np.ndarray]:
         """Return all values of one metric as arrays, for plotting.
@@ -136,8 +132,6 @@ class InMemoryLogger(LoggerDestination):
                 if type(value) is DeferredValue:
                     value = value.value
                 self._data.setdefault(key, []).append((timestamp, value))
-                self._values[key] = value
-                self._timestamps[key] = timestamp
 
 
 def _snapshot(value: Any) -> Any:

@@ -138,9 +138,8 @@ class MosaicMLLogger(LoggerDestination):
         self.log_metadata(hyperparameters)
 
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
+        hold_metrics(metrics)  # on every rank, whether they are sent or not
         kept = self._kept(metrics)
-        if len(kept) < len(metrics):
-            hold_metrics({key: value for key, value in metrics.items() if key not in kept})
         if kept and self._sender is not None:
             self._sender.put_metrics(kept, 0 if step is None else step)
 

@@ -25,6 +25,7 @@ from composer.core import Callback, Plan, State
 from composer.loggers import LoggerDestination, format_log_data_value
 from composer.loggers.spi import Logged, Sender, check_delivery_options, hold_metrics, report_failure
 from composer.utils import check_finite, dist, format_name_with_dist, is_uri
+from composer.utils.collect_env import get_composer_env_dict
 
 if TYPE_CHECKING:
     from composer.loggers import Logger
@@ -593,7 +594,7 @@ def _describe_machine(state: State) -> dict[str, Any]:
         properties = torch.cuda.get_device_properties(torch.cuda.current_device())
         device |= {"name": properties.name, "memory_bytes": properties.total_memory}
     else:
-        device["name"] = _processor()
+        device["name"] = get_composer_env_dict()["cpu_model"]
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -607,18 +608,6 @@ def _describe_machine(state: State) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
     }
-
-
-def _processor() -> str:
-    if sys.platform == "linux":
-        try:
-            with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
-                for line in file:
-                    if line.startswith("model name"):
-                        return line.partition(":")[2].strip()
-        except OSError:  # a sandbox may hide it
-            return platform.machine()
-    return platform.processor() or platform.machine()
 
 
 def _installed_packages() -> dict[str, str]:

@@ -14,20 +14,19 @@ from fnmatch import fnmatchcase
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from composer.loggers import LoggerDestination
 from composer.loggers.spi import (
     HeldFiles,
     ImageCopy,
     Logged,
     Sender,
+    ServiceLogger,
     call_in_time,
     check_delivery_options,
-    hold_metrics,
     list_images,
     read_numbers,
     report_failure,
@@ -49,7 +48,7 @@ _URI = "MLFLOW_TRACKING_URI"
 _REFUSED = re.compile(r"[^\w/.: -]")
 
 
-class MLFlowLogger(LoggerDestination):
+class MLFlowLogger(ServiceLogger):
     """Logger for an MLflow server or a local store.
 
     Training puts logged values into a queue, and a thread sends them, many values in one request: a step waits neither
@@ -91,8 +90,6 @@ class MLFlowLogger(LoggerDestination):
     as FAILED or KILLED when an error closes the logger, or at the end of the process.
     """
 
-    accepts_deferred: ClassVar[bool] = True
-
     def __init__(
         self,
         experiment_name: str | None = None,
@@ -125,7 +122,11 @@ class MLFlowLogger(LoggerDestination):
             log_duplicated_metric_every_n_steps=log_duplicated_metric_every_n_steps,
             above=0,
         )
-        _check_registry(model_registry_uri, model_registry_prefix)
+        if model_registry_uri == "databricks-uc" and len(model_registry_prefix.split(".")) != 2:
+            raise ValueError(
+                f"When registering to Unity Catalog, `model_registry_prefix` must be of the form 'catalog.schema', got "
+                f"{model_registry_prefix!r}."
+            )
         self.experiment_name, self.run_name = experiment_name, run_name
         self.tags = dict(tags or {})
         self.tracking_uri = None if tracking_uri is None else str(tracking_uri)
@@ -144,25 +145,21 @@ class MLFlowLogger(LoggerDestination):
         self._composer_run_name: str | None = None
         self._hyperparameters: dict[str, Any] = {}
         self._resumed: dict[str, Any] | None = None
-        self._created = self._training = False
+        self._created = False
         self._abandoned: str | None = None  # a run that was created before a checkpoint with another run was loaded
-        self._deadline = DeliveryDeadline(60.0)  # replaced at `init` by that of the run
+        self._deadline = DeliveryDeadline(delivery_timeout or 60.0)  # replaced at `init` by that of the run
         self._clear()
 
     def _clear(self) -> None:
         self._run: _MLFlowRun | None = None
-        self._sender: Sender | None = None
+        self._sender = None
         self._monitor: Any = None
         self._files = HeldFiles()
         self._ignored: dict[str, bool] = {}  # by name of a metric
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes without the thread and the connection, which cannot be copied."""
-        return {**vars(self), "_run": None, "_sender": None, "_monitor": None}
-
-    @property
-    def _timeout(self) -> float:
-        return self._deadline.timeout if self.delivery_timeout is None else self.delivery_timeout
+        return {**super().__getstate__(), "_run": None, "_monitor": None}
 
     @property
     def mlflow_ids(self) -> dict[str, str] | None:
@@ -198,11 +195,8 @@ class MLFlowLogger(LoggerDestination):
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
         if self.ignore_metrics:
             metrics = {key: value for key, value in metrics.items() if not self._is_ignored(key)}
-        if self._sender is None:
-            hold_metrics(metrics)
-            return
-        self._sender.put_metrics(metrics, 0 if step is None else step)
-        if self.synchronous:
+        super().log_metrics(metrics, step)
+        if self.synchronous and self._sender is not None:
             self._sender.flush()
 
     def _is_ignored(self, name: str) -> bool:
@@ -258,7 +252,7 @@ class MLFlowLogger(LoggerDestination):
         inside = os.path.dirname(remote_file_name) or None
         try:
             artifacts = call_in_time(
-                lambda: client.list_artifacts(run_id, inside), self._timeout, "Asking MLflow for its artifacts"
+                lambda: client.list_artifacts(run_id, inside), self._deadline.timeout, "Asking MLflow for its artifacts"
             )
         except Exception as error:
             if getattr(error, "error_code", None) != "RESOURCE_DOES_NOT_EXIST":  # a server that is down may have it
@@ -303,10 +297,19 @@ class MLFlowLogger(LoggerDestination):
         return self._register(self._run_id, model_uri, name, await_creation_for, tags)
 
     def _register(self, run_id: str | None, model_uri: str, name: str, wait: int, tags: dict[str, Any] | None) -> Any:
+        """Register a version of a model, and the model itself if it is new."""
         if self._run is None:
             return None
+        from mlflow.exceptions import MlflowException
+
         full_name = f"{self.model_registry_prefix}.{name}" if self.model_registry_prefix else name
-        return _register(self._run.client, run_id, model_uri, full_name, wait, tags)
+        client = self._run.client
+        try:
+            client.create_registered_model(full_name)
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                raise
+        return client.create_model_version(full_name, model_uri, run_id, tags=tags, await_creation_for=wait)
 
     def save_model(self, flavor: str, **kwargs: Any) -> None:
         """Save a model locally with `mlflow.<flavor>.save_model`.
@@ -335,7 +338,7 @@ class MLFlowLogger(LoggerDestination):
 
     def init(self, state: State, logger: Logger) -> None:
         self._composer_run_name = state.run_name
-        self._deadline = logger.delivery_deadline
+        self._deadline = logger.delivery_deadline.for_service(self.delivery_timeout)
         self._training = False
         ids: list[Any] = [None, None, False]
         failure: Exception | None = None
@@ -347,7 +350,7 @@ class MLFlowLogger(LoggerDestination):
                 open_ = partial(_open_run, name=self.run_name or state.run_name, tags=tags, resume=self.resume)
                 client = self._client()  # imports MLflow, which takes seconds; the timeout is for the server
                 # The client retries for minutes if the server is down.
-                ids = [*call_in_time(lambda: open_(client, name), self._timeout, "Opening a run")]
+                ids = [*call_in_time(lambda: open_(client, name), self._deadline.timeout, "Opening a run")]
             except Exception as error:  # noqa: BLE001 - reported below
                 failure = error
         dist.broadcast_object_list(ids)  # before an error is raised, or the other ranks would wait forever
@@ -370,7 +373,7 @@ class MLFlowLogger(LoggerDestination):
         every = self.log_duplicated_metric_every_n_steps
         client, run_id = self._client(), self._run_id
         self._run = call_in_time(
-            lambda: _MLFlowRun(client, run_id, self.rename_metrics, every), self._timeout, "Reading the run"
+            lambda: _MLFlowRun(client, run_id, self.rename_metrics, every), self._deadline.timeout, "Reading the run"
         )
         if self._sender is None:
             self._sender = Sender(
@@ -378,14 +381,14 @@ class MLFlowLogger(LoggerDestination):
                 lambda records: None if self._run is None else self._run.send(records),
                 on_error=self.on_error,
                 interval=self._interval,
-                timeout=self._deadline.for_service(self.delivery_timeout),
+                timeout=self._deadline,
                 kept=lambda: self._files.describe("Metrics are lost."),
             )
         self.log_hyperparameters(self._hyperparameters)  # logged before the run was opened
         if self.log_system_metrics:
             self._monitor = call_in_time(
                 lambda: _start_monitor(run_id, self.tracking_uri, resume=not self._created),
-                self._timeout,
+                self._deadline.timeout,
                 "Starting the system metrics",
             )
 
@@ -399,7 +402,7 @@ class MLFlowLogger(LoggerDestination):
             return
         try:
             update = partial(self._run.client.update_run, self._run_id, status="RUNNING")
-            call_in_time(update, self._timeout, "Reopening the run")
+            call_in_time(update, self._deadline.timeout, "Reopening the run")
             self._sender.flush()
             self._stop_monitor()
             self._connect()
@@ -411,28 +414,13 @@ class MLFlowLogger(LoggerDestination):
             self._abandoned = fresh[1]  # other ranks may still be sending to it
 
     def fit_start(self, state: State, logger: Logger) -> None:
-        self._training = True
+        super().fit_start(state, logger)
         self._delete_abandoned()
 
     def _delete_abandoned(self) -> None:
         abandoned, self._abandoned = self._abandoned, None
         if abandoned is not None and self._run is not None and self._sender is not None:
             self._sender.put(partial(self._run.client.delete_run, abandoned), check=False)
-
-    def epoch_end(self, state: State, logger: Logger) -> None:
-        if self._sender is not None:
-            self._sender.fetch()  # it may be a while until something is logged again
-
-    eval_start = eval_end = epoch_end
-
-    def fit_end(self, state: State, logger: Logger) -> None:
-        self._training = False
-        if self._sender is not None:
-            self._sender.flush()
-
-    def close(self, state: State, logger: Logger) -> None:
-        if self._sender is not None:
-            self._sender.flush(check=False)
 
     def post_close(self) -> None:
         sender, run = self._sender, self._run
@@ -442,7 +430,8 @@ class MLFlowLogger(LoggerDestination):
         self._delete_abandoned()
         self._hyperparameters = {}
         if dist.get_global_rank() == 0:
-            sender.put(partial(run.end, _final_status(training=self._training)), check=False)
+            status = _final_status(training=self._training)
+            sender.put(partial(run.client.set_terminated, run.run_id, status), check=False)
         try:
             sender.close()
         finally:
@@ -561,10 +550,6 @@ class _MLFlowRun:
         finally:
             HeldFiles.release(held)
 
-    def end(self, status: str) -> None:
-        """Set the final status of the run."""
-        self.client.set_terminated(self.run_id, status)
-
 
 def _open_run(client: Any, experiment: str, name: str, tags: dict[str, Any], *, resume: bool) -> tuple[str, str, bool]:
     """Find or create a run.
@@ -598,31 +583,6 @@ def _start_monitor(run_id: str, uri: str | None, *, resume: bool) -> Any:
     monitor = make(run_id, resume_logging=resume, tracking_uri=uri)
     monitor.start()
     return monitor
-
-
-def _check_registry(uri: str | None, prefix: str) -> None:
-    """Check the prefix of the names of registered models.
-
-    Raises:
-        ValueError: The Unity Catalog does not accept it.
-    """
-    if uri == "databricks-uc" and len(prefix.split(".")) != 2:
-        raise ValueError(
-            f"When registering to Unity Catalog, `model_registry_prefix` must be of the form 'catalog.schema', got "
-            f"{prefix!r}."
-        )
-
-
-def _register(client: Any, run_id: str | None, uri: str, name: str, wait: int, tags: dict[str, Any] | None) -> Any:
-    """Register a version of a model, and the model itself if it is new."""
-    from mlflow.exceptions import MlflowException
-
-    try:
-        client.create_registered_model(name)
-    except MlflowException as error:
-        if error.error_code != "RESOURCE_ALREADY_EXISTS":
-            raise
-    return client.create_model_version(name, uri, run_id, tags=tags, await_creation_for=wait)
 
 
 def _find_flavor(name: str) -> Any:

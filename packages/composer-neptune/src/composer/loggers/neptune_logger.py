@@ -5,32 +5,31 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
-import time
 import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from composer.loggers import LoggerDestination
 from composer.loggers.spi import (
     HeldFiles,
     ImageCopy,
     Logged,
     Sender,
+    ServiceLogger,
     call_in_time,
     check_delivery_options,
-    hold_metrics,
+    end_in_time,
     import_client,
     list_images,
     read_numbers,
     report_failure,
 )
-from composer.utils import dist
+from composer.utils import check_flags, dist
 from composer.utils.retrying import DeliveryDeadline
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ _MODES = ("async", "sync", "offline", "read-only", "debug")
 _INTEGRATION = "source_code/integrations/neptune-MosaicML"
 
 
-class NeptuneLogger(LoggerDestination):
+class NeptuneLogger(ServiceLogger):
     """Logger for Neptune, over its client of version 1.
 
     Training puts logged values into a queue, and a thread passes them to Neptune's client: a step waits neither for
@@ -74,8 +73,6 @@ class NeptuneLogger(LoggerDestination):
         ValueError: `base_namespace` is empty, `mode` or `on_error` is unknown, or `delivery_timeout` is not positive.
     """
 
-    accepts_deferred: ClassVar[bool] = True
-
     def __init__(
         self,
         *,
@@ -89,9 +86,12 @@ class NeptuneLogger(LoggerDestination):
         delivery_timeout: float | None = None,
         **neptune_kwargs: Any,
     ) -> None:
-        _check_types(str, project=project, api_token=api_token, mode=mode)
-        _check_types(bool, rank_zero_only=rank_zero_only, upload_checkpoints=upload_checkpoints)
-        _check_types(str, base_namespace=base_namespace, optional=False)
+        check_flags(rank_zero_only=rank_zero_only, upload_checkpoints=upload_checkpoints)
+        for name, value in {"project": project, "api_token": api_token, "mode": mode}.items():
+            if not isinstance(value, str | None):
+                raise TypeError(f"`{name}` must be a str or None, got {value!r}.")
+        if not isinstance(base_namespace, str):
+            raise TypeError(f"`base_namespace` must be a str, got {base_namespace!r}.")
         if not base_namespace.strip("/"):
             raise ValueError(
                 f"`base_namespace` must not be empty, got {base_namespace!r}. Leave it out for 'training'."
@@ -109,7 +109,6 @@ class NeptuneLogger(LoggerDestination):
         self._hyperparameters: dict[str, Any] = {}
         self._deadline = DeliveryDeadline(60.0)  # replaced at `init` by that of the run
         self._run: Any = None
-        self._sender: Sender | None = None
         self._stopped = False
         self._forget()
 
@@ -120,7 +119,7 @@ class NeptuneLogger(LoggerDestination):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes without the thread and the connection, which cannot be copied."""
-        return {**vars(self), "_run": None, "_sender": None}
+        return {**super().__getstate__(), "_run": None}
 
     @property
     def neptune_run(self) -> Any:
@@ -149,12 +148,6 @@ class NeptuneLogger(LoggerDestination):
     def log_traces(self, traces: dict[str, Any]) -> None:
         if self._sender is not None:
             self._sender.put(partial(self._assign, "traces", dict(traces)), may_drop=True)
-
-    def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
-        if self._sender is None:
-            hold_metrics(metrics)
-        else:
-            self._sender.put_metrics(metrics, 0 if step is None else step)
 
     def log_images(
         self,
@@ -226,20 +219,6 @@ class NeptuneLogger(LoggerDestination):
         run[_INTEGRATION] = version("composer-neptune")
         self.base_handler["rank"] = dist.get_global_rank()
 
-    def epoch_end(self, state: State, logger: Logger) -> None:
-        if self._sender is not None:
-            self._sender.fetch()  # it may be a while until something is logged again
-
-    eval_start = eval_end = epoch_end
-
-    def fit_end(self, state: State, logger: Logger) -> None:
-        if self._sender is not None:
-            self._sender.flush()
-
-    def close(self, state: State, logger: Logger) -> None:
-        if self._sender is not None:
-            self._sender.flush(check=False)
-
     def post_close(self) -> None:
         sender, run, self._sender = self._sender, self._run, None
         if run is None or self._stopped or (sender is not None and sender.forked):
@@ -249,13 +228,8 @@ class NeptuneLogger(LoggerDestination):
             if sender is not None:
                 sender.close()
         finally:
-            since = time.monotonic()
-            left = max(self._deadline.left(since), self._deadline.timeout / 10)
-            try:
-                call_in_time(partial(run.stop, seconds=left), left + 1, "Ending the run of Neptune")
-            except TimeoutError:
-                self._deadline.waited_in_vain(since)
-                raise
+            # Neptune stops by itself before that counts as a failure.
+            end_in_time(lambda seconds: run.stop(seconds=0.9 * seconds), self._deadline, "Ending the run of Neptune")
 
     def _kept(self) -> str:
         return self._files.describe("What Neptune's client has taken is sent or kept by it; other metrics are lost.")
@@ -296,24 +270,8 @@ class NeptuneLogger(LoggerDestination):
             )
             return
         self.neptune_run[path].upload(str(held), wait=True)
-        if not self._is_offline:
+        if (self.mode or os.environ.get("NEPTUNE_MODE")) != "offline":
             HeldFiles.release(held)
-
-    @property
-    def _is_offline(self) -> bool:
-        return (self.mode or os.environ.get("NEPTUNE_MODE")) == "offline"
-
-
-def _check_types(kind: type, *, optional: bool = True, **arguments: Any) -> None:
-    """Check the types of arguments.
-
-    Raises:
-        TypeError: One has another type.
-    """
-    for name, value in arguments.items():
-        if not (isinstance(value, kind) or (optional and kind is str and value is None)):
-            alternative = " or None" if optional and kind is str else ""
-            raise TypeError(f"`{name}` must be a {kind.__name__}{alternative}, got {value!r}.")
 
 
 def _as_pixels(array: np.ndarray, channels_last: bool) -> list[np.ndarray]:

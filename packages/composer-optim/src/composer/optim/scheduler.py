@@ -169,8 +169,8 @@ class ConstantScheduler(Schedule):
         self.t_max = _parse(t_max, "t_max")
 
     def bind(self, state: State, ssr: float = 1.0) -> Callable[[], float]:
-        end, unit = _converted(self.t_max, state, ssr)
-        now, alpha = _clock(state, unit), float(self.alpha)
+        t_max = _convert_time(self.t_max, state, ssr)
+        end, now, alpha = t_max.value, _clock(state, t_max.unit), float(self.alpha)
         return lambda: alpha if now() < end else 1.0
 
 
@@ -658,14 +658,15 @@ def _parse_milestones(milestones: Sequence[str | Time[Any]]) -> list[Time[Any]]:
 
 def _steps_down(milestones: Sequence[Time[Any]], gamma: float, state: State, ssr: float) -> Callable[[], float]:
     """Return a function that returns `gamma` to the power of the number of reached milestones."""
-    times = [(value, _clock(state, unit)) for value, unit in (_converted(time, state, ssr) for time in milestones)]
+    converted = [_convert_time(time, state, ssr) for time in milestones]
+    times = [(time.value, _clock(state, time.unit)) for time in converted]
     return lambda: float(gamma ** sum(value <= now() for value, now in times))
 
 
 def _done(t_max: Time[Any], state: State, ssr: float) -> Callable[[], float]:
     """Return a function that returns the completed fraction of a schedule of length `t_max`; 1 after its end."""
-    end, unit = _converted(t_max, state, ssr)
-    now = _clock(state, unit)
+    converted = _convert_time(t_max, state, ssr)
+    end, now = converted.value, _clock(state, converted.unit)
     return lambda: _fraction(now(), end)
 
 
@@ -710,11 +711,7 @@ def _convert_time(time: str | Time[Any], state: State, ssr: float = 1.0) -> Time
         RuntimeError: `time` is a duration and `max_duration` is not set, or the length of an epoch is needed and not
             known.
     """
-    return Time(*_converted(Time.from_input(time), state, ssr))
-
-
-def _converted(time: Time[Any], state: State, ssr: float) -> tuple[float, TimeUnit]:
-    """Return value and unit of `_convert_time`: as plain values, because schedules need them at every step."""
+    time = Time.from_input(time)
     end, unit, value = state.max_duration, time.unit, time.value
     if unit is TimeUnit.SECOND:
         if end is None or end.unit is not TimeUnit.SECOND:
@@ -722,16 +719,16 @@ def _converted(time: Time[Any], state: State, ssr: float) -> tuple[float, TimeUn
                 f"The time of a schedule must not be in seconds unless `max_duration` is, got {time!r} in a run of "
                 f"{None if end is None else str(end)!r}. Use 'ep', 'ba', 'sp' or 'tok'."
             )
-        return int(value * ssr) / (end.value or 1), TimeUnit.DURATION
+        return Time(int(value * ssr) / (end.value or 1), TimeUnit.DURATION)
     if unit is TimeUnit.DURATION:
         if end is None:
             raise RuntimeError(f"`state.max_duration` must be set to use {time!r}, a fraction of the run.")
         if end.unit is TimeUnit.SECOND:
-            return value, unit
+            return time
         if end.unit is TimeUnit.EPOCH:
             length, unit = _length_of_epoch(time, state)
-            return int(value * length * end.value), unit
-        return int(value * end.value), end.unit
+            return Time(int(value * length * end.value), unit)
+        return Time(int(value * end.value), end.unit)
     if unit is TimeUnit.ITERATION and state._iteration_length is None:
         raise ValueError(
             f"The time of a schedule must not be in iterations, got {str(time)!r}: the run has none. Use 'ep', "
@@ -740,7 +737,7 @@ def _converted(time: Time[Any], state: State, ssr: float) -> tuple[float, TimeUn
     if unit is TimeUnit.EPOCH:
         length, unit = _length_of_epoch(time, state)
         value *= length
-    return int(value * ssr), unit
+    return Time(int(value * ssr), unit)
 
 
 def _length_of_epoch(time: Time[Any], state: State) -> tuple[int, TimeUnit]:
@@ -819,7 +816,7 @@ def _check_covers_run(t_max: Time[Any], state: State) -> None:
     if end is None:
         return
     if end.unit is not t_max.unit:
-        if _elapsed(state, TimeUnit.BATCH) == 0:  # once per run, not once per batch
+        if state.timestamp.batches == 0:  # once per run, not once per batch
             _log.warning(
                 "Cannot compare `t_max` (%s) with the length of the run (%s): the schedule may end before the run.",
                 t_max,
@@ -924,8 +921,9 @@ class _CompiledSchedule(LambdaLR):
             TypeError: The factor is not a number.
         """
         state = self._state
-        changed = state._dataloader_len != self._length or state.samples_per_epoch != self._samples
-        if changed or state.max_duration is not self._end:
+        length = state._dataloader_len
+        is_same_length = length is self._length or length == self._length  # comparing times takes longer
+        if not is_same_length or state.samples_per_epoch != self._samples or state.max_duration is not self._end:
             self._bind()
         factor = self._evaluate()
         if type(factor) is float and 0.0 <= factor < math.inf:  # fast path: the usual case, at every step

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from composer.core import State, Timestamp
 from composer.loggers import Logger
-from composer.utils import format_name_with_dist, format_name_with_dist_and_time, plain_int
+from composer.utils import format_name_with_dist, format_name_with_dist_and_time
 
 if TYPE_CHECKING:
     from composer.profiler.profiler import Profiler
@@ -29,18 +29,6 @@ def profiler_of(state: State, who: str) -> Profiler:
     return cast("Profiler", state.profiler)
 
 
-def number_to_keep(num_traces_to_keep: Any) -> int:
-    """Return the number of traces to keep as a plain int.
-
-    Raises:
-        ValueError: The number is below -1.
-    """
-    number = plain_int(num_traces_to_keep)
-    if number is None or number < -1:
-        raise ValueError(f"`num_traces_to_keep` must be at least 0, or -1 for all, got {num_traces_to_keep!r}.")
-    return number
-
-
 def path_of(state: State, folder: str, filename: str) -> Path:
     """Return the path of a file that is written now, and create its folder."""
     path = Path(
@@ -55,11 +43,6 @@ def numbered_name(name: str, number: int) -> str:
     """Insert a number before the extension of a file name, unless it is 0: for files of the same training time."""
     root, ending = os.path.splitext(name)
     return f"{root}.{number}{ending}" if number else name
-
-
-def numbered(path: Path, number: int) -> Path:
-    """Insert a number before the extension of a path, like `numbered_name`."""
-    return path.with_name(numbered_name(path.name, number))
 
 
 def upload(state: State, logger: Logger, remote_file_name: str | None, path: Path, overwrite: bool) -> None:

@@ -190,12 +190,12 @@ class _Merged:
         tid = self._rows.of(rank, thread)
         key = ("thread_sort_index", rank, tid, None)
         index = 1 if is_backward else self._facts[key]["args"]["sort_index"] if key in self._facts else _LAST
-        self._facts[key] = _fact("thread_sort_index", rank, tid, sort_index=index)
+        self._facts[key] = metadata_event("thread_sort_index", rank, tid, sort_index=index)
         self._facts.setdefault(
-            ("thread_name", rank, tid, None), _fact("thread_name", rank, tid, name=f"torch {thread[1]}")
+            ("thread_name", rank, tid, None), metadata_event("thread_name", rank, tid, name=f"torch {thread[1]}")
         )
         of = ("thread_of", rank, tid, None)
-        self._facts.setdefault(of, _fact("thread_of", rank, tid, pid=thread[0], tid=thread[1]))
+        self._facts.setdefault(of, metadata_event("thread_of", rank, tid, pid=thread[0], tid=thread[1]))
         return tid
 
     def _add_fact(self, event: TraceEvent) -> None:
@@ -211,12 +211,12 @@ class _Merged:
         tid = min((key[2] for key in self._facts if isinstance(key[2], int)), default=0)
         for rank in sorted({event["pid"] for event in self._timed}):
             if ("process_name", rank) not in {key[:2] for key in self._facts}:
-                yield _fact("process_name", rank, tid, name=f"Rank {rank} training loop process")
-                yield _fact("process_sort_index", rank, tid, sort_index=rank)
+                yield metadata_event("process_name", rank, tid, name=f"Rank {rank} training loop process")
+                yield metadata_event("process_sort_index", rank, tid, sort_index=rank)
         args = {"unix_time_us": self._origin, "rank": self._reference}
-        yield _fact(_ORIGIN, self._reference, tid, **args)
+        yield metadata_event(_ORIGIN, self._reference, tid, **args)
         for rank, shift in sorted(shifts.items()):
-            yield _fact(_SHIFT, rank, tid, value=shift)
+            yield metadata_event(_SHIFT, rank, tid, value=shift)
         yield from self._facts.values()
         yield from sorted(self._timed, key=lambda event: event["ts"])
 
@@ -287,7 +287,8 @@ def _rounded(time_us: float) -> float:
     return int(rounded) if rounded == int(rounded) else rounded
 
 
-def _fact(name: str, pid: Any, tid: Any, /, **args: Any) -> TraceEvent:
+def metadata_event(name: str, pid: Any, tid: Any, /, **args: Any) -> TraceEvent:
+    """Return an event that describes a process or a thread."""
     return {"name": name, "ph": "M", "pid": pid, "tid": tid, "args": args}
 
 

@@ -11,8 +11,8 @@ from typing import Any, SupportsIndex
 
 from composer.core import State, Timestamp
 from composer.loggers import Logger
-from composer.profiler._bound import number_to_keep, numbered, numbered_name, path_of, profiler_of, remove_old, upload
-from composer.profiler._traces import TraceEvent, merge_traces, write_trace
+from composer.profiler._bound import numbered_name, path_of, profiler_of, remove_old, upload
+from composer.profiler._traces import TraceEvent, merge_traces, metadata_event, write_trace
 from composer.profiler.profiler_action import ProfilerAction
 from composer.profiler.trace_handler import TraceHandler
 from composer.utils import (
@@ -20,6 +20,7 @@ from composer.utils import (
     ensure_folder_has_no_conflicting_files,
     ensure_folder_is_empty,
     format_name_with_dist,
+    int_at_least,
 )
 
 __all__ = ["JSONTraceHandler"]
@@ -74,7 +75,7 @@ class JSONTraceHandler(TraceHandler):
         overwrite: bool = False,
         num_traces_to_keep: SupportsIndex = -1,
     ) -> None:
-        keep = number_to_keep(num_traces_to_keep)
+        keep = int_at_least("num_traces_to_keep", num_traces_to_keep, -1, hint="Use -1 to keep all.")
         self.folder = os.path.expanduser(folder)
         self.filename, self.remote_file_name = filename, remote_file_name
         self.merged_trace_filename = merged_trace_filename
@@ -226,7 +227,7 @@ class JSONTraceHandler(TraceHandler):
         path = path_of(state, self.folder, self.filename)
         self._number = self._written.count(path)  # two calls of `fit` may save at the same batch
         self._written.append(path)
-        path = numbered(path, self._number)
+        path = path.with_name(numbered_name(path.name, self._number))
         write_trace(path, [*self._about(state), *events])
         self._own.append(path)
         return [path]
@@ -246,23 +247,19 @@ class JSONTraceHandler(TraceHandler):
     def _about(self, state: State) -> list[TraceEvent]:
         """Return metadata events: the names of this rank and its threads, and the time of its clock at a barrier."""
         rank, pid = dist.get_global_rank(), os.getpid()
-
-        def fact(name: str, tid: int = pid, /, **args: Any) -> TraceEvent:
-            return {"name": name, "ph": "M", "pid": rank, "tid": tid, "args": args}
-
         facts = [
-            fact("process_name", name=f"Rank {rank} training loop process"),
-            fact("global_rank", value=rank),
-            fact("process_sort_index", sort_index=rank),
+            metadata_event("process_name", rank, pid, name=f"Rank {rank} training loop process"),
+            metadata_event("global_rank", rank, pid, value=rank),
+            metadata_event("process_sort_index", rank, pid, sort_index=rank),
         ]
         for tid, name in {pid: "Training loop", **self._spans.threads}.items():
-            facts += [fact("thread_name", tid, name=name), fact("thread_sort_index", tid, sort_index=0)]
+            facts.append(metadata_event("thread_name", rank, tid, name=name))
+            facts.append(metadata_event("thread_sort_index", rank, tid, sort_index=0))
         sync = profiler_of(state, type(self).__name__).clock_sync
         if sync is not None:
-            facts += [
-                fact("clock_sync_timestamp_us", value=sync.timestamp_us, number=sync.number),
-                fact("clock_sync_error_bound", value=sync.error_bound_us),
-            ]
+            number, time_us = sync.number, sync.timestamp_us
+            facts.append(metadata_event("clock_sync_timestamp_us", rank, pid, value=time_us, number=number))
+            facts.append(metadata_event("clock_sync_error_bound", rank, pid, value=sync.error_bound_us))
         return facts
 
 
@@ -279,7 +276,7 @@ class _Spans:
         self._done: list[TraceEvent] = []
         self._open: dict[int, list[TraceEvent]] = {}  # by thread, the outermost first
         self._last_us: dict[int, int] = {}
-        self._threads: dict[int, str] = {}
+        self.threads: dict[int, str] = {}  # the names of the threads with events, by number
 
     def duration(
         self, name: str, categories: Sequence[str], is_start: bool, timestamp: Timestamp, time_ns: int
@@ -327,11 +324,6 @@ class _Spans:
                     self._last_us[tid] = at + len(opened)
                     self._end(opened, {**last, "tid": tid, "ts": at}, all_spans=True)
 
-    @property
-    def threads(self) -> dict[int, str]:
-        """The names of the threads with events, by number."""
-        return self._threads
-
     def _end(self, opened: list[TraceEvent], end: TraceEvent, all_spans: bool = False) -> None:
         """End the innermost span of a name and all spans inside it; with `all_spans`, end all."""
         while opened:
@@ -346,7 +338,7 @@ class _Spans:
         thread = threading.current_thread()
         main = thread is threading.main_thread()
         tid = os.getpid() if main else threading.get_native_id()
-        self._threads.setdefault(tid, "Training loop" if main else thread.name)
+        self.threads.setdefault(tid, "Training loop" if main else thread.name)
         return {
             "name": name,
             "cat": ",".join(categories),

@@ -7,7 +7,7 @@ from typing import SupportsIndex
 
 from composer.core import State
 from composer.profiler.profiler_action import ProfilerAction
-from composer.utils import plain_int
+from composer.utils import int_at_least
 
 __all__ = ["cyclic_schedule"]
 
@@ -47,9 +47,9 @@ def cyclic_schedule(
         >>> actions
         ['skip', 'warmup', 'active', 'active_and_save', 'skip']
     """
-    skip_first, wait = _count("skip_first", skip_first), _count("wait", wait)
-    warmup, active = _count("warmup", warmup), _count("active", active, least=1)
-    repeat = _count("repeat", repeat)
+    skip_first, wait = int_at_least("skip_first", skip_first, 0), int_at_least("wait", wait, 0)
+    warmup, active = int_at_least("warmup", warmup, 0), int_at_least("active", active, 1)
+    repeat = int_at_least("repeat", repeat, 0)
     cycle = wait + warmup + active
 
     def schedule(state: State) -> ProfilerAction:
@@ -67,10 +67,3 @@ def cyclic_schedule(
         return ProfilerAction.ACTIVE_AND_SAVE if is_last or position == cycle - 1 else ProfilerAction.ACTIVE
 
     return schedule
-
-
-def _count(name: str, value: SupportsIndex, least: int = 0) -> int:
-    number = plain_int(value)
-    if number is None or number < least:
-        raise ValueError(f"`{name}` must be a number of at least {least}, got {value!r}.")
-    return number

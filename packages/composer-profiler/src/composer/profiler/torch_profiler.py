@@ -15,10 +15,10 @@ from torch.profiler import ProfilerActivity
 
 from composer.core import Callback, State, Timestamp
 from composer.loggers import Logger
-from composer.profiler._bound import number_to_keep, numbered, numbered_name, path_of, profiler_of, remove_old, upload
+from composer.profiler._bound import numbered_name, path_of, profiler_of, remove_old, upload
 from composer.profiler.profiler_action import ProfilerAction
 from composer.profiler.utils import export_memory_timeline_html
-from composer.utils import dist, ensure_folder_has_no_conflicting_files, format_name_with_dist
+from composer.utils import dist, ensure_folder_has_no_conflicting_files, format_name_with_dist, int_at_least
 
 __all__ = ["TorchProfiler"]
 
@@ -86,7 +86,7 @@ class TorchProfiler(Callback):
         with_flops: bool = True,
         num_traces_to_keep: SupportsIndex = -1,
     ) -> None:
-        keep = number_to_keep(num_traces_to_keep)
+        keep = int_at_least("num_traces_to_keep", num_traces_to_keep, -1, hint="Use -1 to keep all.")
         if memory_filename is not None:
             for argument, name in (
                 ("memory_filename", memory_filename),
@@ -100,7 +100,8 @@ class TorchProfiler(Callback):
         self.use_gzip, self.num_traces_to_keep = use_gzip, keep
         self.record_shapes, self.profile_memory = record_shapes, profile_memory
         self.with_stack, self.with_flops = with_stack, with_flops
-        self.remote_filenames = [name for name in (self.remote_file_name, self._remote_page()) if name is not None]
+        remote_page = None if memory_filename is None else memory_remote_file_name
+        self.remote_filenames = [name for name in (self.remote_file_name, remote_page) if name is not None]
         self.profiler: torch.profiler.profile | None = None
         self.saved_traces: list[tuple[Timestamp, list[Path]]] = []
         self._written: list[Path] = []  # paths of traces, without numbers
@@ -217,7 +218,7 @@ class TorchProfiler(Callback):
         path = path_of(state, self.folder, self.filename)
         number = self._written.count(path)  # two calls of `fit` may save at the same batch
         self._written.append(path)
-        path = numbered(path, number)
+        path = path.with_name(numbered_name(path.name, number))
         unfinished = path.with_name(f".{os.getpid()}.{path.name}")  # in the same folder, so that it can be renamed
         try:
             profiler.export_chrome_trace(os.fspath(unfinished))
@@ -227,7 +228,8 @@ class TorchProfiler(Callback):
         profiler_of(state, type(self).__name__).record_chrome_json_trace_file(path)
         uploads = [(self.remote_file_name, path)]
         if self.memory_filename is not None:
-            page = numbered(path_of(state, self.folder, self.memory_filename), number)
+            page = path_of(state, self.folder, self.memory_filename)
+            page = page.with_name(numbered_name(page.name, number))
             export_memory_timeline_html(profiler, page, _device_name(state))
             uploads.append((self.memory_remote_file_name, page))
         self.saved_traces.append((state.timestamp, [file for _, file in uploads]))
@@ -235,9 +237,6 @@ class TorchProfiler(Callback):
             upload(state, logger, None if name is None else numbered_name(name, number), file, self.overwrite)
         if self.num_traces_to_keep != 0:
             remove_old(self.saved_traces, self.num_traces_to_keep)
-
-    def _remote_page(self) -> str | None:
-        return None if self.memory_filename is None else self.memory_remote_file_name
 
 
 def _compressed(name: Any, use_gzip: bool) -> Any:

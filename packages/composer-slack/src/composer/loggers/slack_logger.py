@@ -12,13 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from composer.core import Time, TimeUnit
 from composer.loggers import LoggerDestination
-from composer.loggers.spi import (
-    Logged,
-    Sender,
-    check_delivery_options,
-    hold_metrics,
-    import_client,
-)
+from composer.loggers.spi import Logged, Sender, check_delivery_options, hold_metrics, import_client
 from composer.utils import dist, ensure_tuple, plain_int
 
 if TYPE_CHECKING:
@@ -141,13 +135,9 @@ class SlackLogger(LoggerDestination):
             self._sender.put_metrics(kept, self._step)
 
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
-        if self._sender is None:
-            hold_metrics(metrics)
-            return
+        hold_metrics(metrics)  # on every rank, whether they are posted or not
         kept = {key: value for key, value in metrics.items() if self._is_included(key)}
-        if len(kept) < len(metrics):
-            hold_metrics({key: value for key, value in metrics.items() if key not in kept})
-        if kept:
+        if kept and self._sender is not None:
             self._sender.put_metrics(kept, 0 if step is None else step)
 
     def _is_included(self, key: str) -> bool:

@@ -59,7 +59,10 @@ class EventFile:
 
     def add_event(self, event: Any) -> None:
         """Append an event."""
-        self._write(event.SerializeToString())
+        data = event.SerializeToString()
+        length = struct.pack("<Q", len(data))
+        with self._lock:
+            self._file.write(b"".join((length, _checksum(length), data, _checksum(data))))
 
     def add_scalars(self, scalars: Sequence[tuple[str, float]], step: int, seconds: float) -> None:
         """Append one event with several scalars.
@@ -74,11 +77,6 @@ class EventFile:
         for tag, number in scalars:
             add(tag=tag, simple_value=number)
         self.add_event(event)
-
-    def _write(self, data: bytes) -> None:
-        length = struct.pack("<Q", len(data))
-        with self._lock:
-            self._file.write(b"".join((length, _checksum(length), data, _checksum(data))))
 
     def flush(self) -> None:
         """Write buffered events to the operating system."""

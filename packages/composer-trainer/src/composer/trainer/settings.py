@@ -34,7 +34,7 @@ from composer.trainer.precision import ClosureGradScaler
 from composer.trainer.ranks import SingleProcess
 from composer.utils import ensure_tuple, plain_int, plain_number
 
-__all__ = ["RunSettings", "check_duration", "check_subset", "data_spec_of", "with_members"]
+__all__ = ["RunSettings", "check_duration", "check_subset", "data_spec_of", "pin_batches", "with_members"]
 
 
 class RunSettings:
@@ -74,6 +74,7 @@ class RunSettings:
         self._set_microbatch_size(options.device_train_microbatch_size)
         if spec is not None:
             self.parallel.check_loader(spec.dataloader, "train_dataloader")
+            pin_batches(spec.dataloader, state.device)
             _check_trainable(self.model)
             state.train_dataloader, state.train_data_spec = spec.dataloader, spec
             self._activate(spec.dataloader, _train_subset(options, -1))
@@ -157,6 +158,7 @@ class RunSettings:
         evaluators = _build_evaluators(options)
         for evaluator in evaluators:
             self.parallel.check_loader(evaluator.dataloader.dataloader, "eval_dataloader")
+            pin_batches(evaluator.dataloader.dataloader, self.state.device)
         self._add_metrics(evaluators)
         return evaluators
 
@@ -366,6 +368,15 @@ def data_spec_of(dataloader: Any, argument: str) -> DataSpec:
         )
         raise ValueError(f"`{argument}` must not be empty, got a loader of 0 batches.{why}")
     return spec
+
+
+def pin_batches(dataloader: Any, device: Device) -> None:
+    """Let a loader with workers pin its batches if they go to a GPU: copies from pinned memory block nobody.
+
+    Without workers, the main thread would pin them, which takes as long as the copy.
+    """
+    if device.name == "gpu" and isinstance(dataloader, torch.utils.data.DataLoader) and dataloader.num_workers:
+        dataloader.pin_memory = True
 
 
 def _is_iterator(dataloader: Any) -> bool:

@@ -67,7 +67,7 @@ from composer.trainer.precision import resolve_precision
 from composer.trainer.resume.autoresume import choose_checkpoint
 from composer.trainer.resume.loader import LoaderPosition
 from composer.trainer.resume.run import RunProgress
-from composer.trainer.settings import RunSettings, check_duration, check_subset, data_spec_of
+from composer.trainer.settings import RunSettings, check_duration, check_subset, data_spec_of, pin_batches
 from composer.trainer.signals import Interruption
 from composer.trainer.step import BatchTrainer
 from composer.utils import checkpoint, dist, ensure_tuple, extract_hparams, get_device, reproducibility
@@ -233,7 +233,8 @@ class Trainer(_RejectsRemovedArguments):
             function. None: the first of two parts; of a mapping or dataclass all parts but the targets, by name.
         target_key: Likewise the targets. None: the second of two parts, or the part named "labels" or the like.
         train_dataloader: The training data: an iterable of batches, a `DataSpec` or a dict of its arguments. It can be
-            given to `fit` instead.
+            given to `fit` instead. On a GPU, a `DataLoader` with workers is set to pin its batches, so that copying
+            them takes no time of the step; likewise loaders for evaluation and prediction.
         train_dataloader_label: The label of the training data.
         train_subset_num_batches: End each epoch after this many batches; -1: at the loader's end. Required for an
             endless loader if `max_duration` is in epochs: otherwise its first epoch never ends.
@@ -1000,6 +1001,7 @@ class Trainer(_RejectsRemovedArguments):
         """
         spec = data_spec_of(dataloader, "dataloader")
         subset = check_subset("subset_num_batches", subset_num_batches)
+        pin_batches(spec.dataloader, self.state.device)
         modes = self._evaluation.modes
         return predict(self.state, self.engine, spec, subset, return_outputs, self._parallel, modes)
 

@@ -6,28 +6,27 @@ import os
 import re
 import sys
 import tempfile
-import time
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from composer.loggers import LoggerDestination
 from composer.loggers.spi import (
     HeldFiles,
     ImageCopy,
     Logged,
     Sender,
+    ServiceLogger,
     call_at_exit,
     call_in_time,
     check_delivery_options,
-    hold_metrics,
+    end_in_time,
     report_failure,
     start_copy,
     table_cell,
@@ -78,7 +77,7 @@ class _Client:
 _client = _Client()
 
 
-class WandBLogger(LoggerDestination):
+class WandBLogger(ServiceLogger):
     """Logger for Weights & Biases.
 
     Training puts logged values into a queue, and a thread passes them to W&B: a step waits neither for W&B nor for the
@@ -109,8 +108,6 @@ class WandBLogger(LoggerDestination):
     Raises:
         ValueError: `delivery_timeout` is not positive, or `on_error` is unknown.
     """
-
-    accepts_deferred: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -144,15 +141,13 @@ class WandBLogger(LoggerDestination):
         self._hyperparameters: dict[str, Any] = {}
         self._resumed: dict[str, Any] | None = None
         self._saved: dict[str, Any] = {}
-        self._training = False
         self._run: _WandBRun | None = None
         self._deadline = DeliveryDeadline(60.0)  # replaced at `init` by that of the run
-        self._sender: Sender | None = None
         self._files = HeldFiles()
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes without the thread and the connection, which cannot be copied."""
-        return {**vars(self), "_run": None, "_sender": None}
+        return {**super().__getstate__(), "_run": None}
 
     # ---- values ----
 
@@ -160,12 +155,6 @@ class WandBLogger(LoggerDestination):
         self._hyperparameters |= hyperparameters
         if self._sender is not None and self._run is not None:
             self._sender.put(partial(self._run.send_config, dict(hyperparameters)))
-
-    def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
-        if self._sender is None:
-            hold_metrics(metrics)
-        else:
-            self._sender.put_metrics(metrics, 0 if step is None else step)
 
     def log_table(
         self, columns: list[str], rows: list[list[Any]], name: str = "Table", step: int | None = None
@@ -285,7 +274,11 @@ class WandBLogger(LoggerDestination):
             arguments["group"] = arguments.get("group") or arguments["name"]
             arguments["name"] = f"{arguments['name']}-rank{dist.get_global_rank()}"
         if _open_runs:  # by default `wandb.init` would return the last one
-            _check_several_runs(wandb.Settings())
+            if getattr(wandb.Settings(), "reinit", None) != "default":
+                raise RuntimeError(
+                    "This version of W&B keeps one run at a time, and another `WandBLogger` has one. Close its trainer "
+                    "first, leave one of the loggers out, or run `pip install -U wandb`."
+                )
             arguments.setdefault("reinit", "create_new")
         run = wandb.init(**arguments)
         _open_runs.add(run.id)
@@ -313,24 +306,6 @@ class WandBLogger(LoggerDestination):
         except Exception as error:  # noqa: BLE001 - W&B has no common base class of errors
             report_failure("WandBLogger", error, self.on_error)
 
-    def fit_start(self, state: State, logger: Logger) -> None:
-        self._training = True
-
-    def epoch_end(self, state: State, logger: Logger) -> None:
-        if self._sender is not None:
-            self._sender.fetch()  # it may be a while until something is logged again
-
-    eval_start = eval_end = epoch_end
-
-    def fit_end(self, state: State, logger: Logger) -> None:
-        self._training = False
-        if self._sender is not None:
-            self._sender.flush()
-
-    def close(self, state: State, logger: Logger) -> None:
-        if self._sender is not None:
-            self._sender.flush(check=False)
-
     def post_close(self) -> None:
         self._finish(exit_code=int(self._training or sys.exc_info()[1] is not None))
         self._hyperparameters = {}
@@ -348,12 +323,9 @@ class WandBLogger(LoggerDestination):
         finally:
             _open_runs.discard(self._saved["id"])
             what = f"The upload to W&B; it is kept in {self.run_dir} for `wandb sync`, and"
-            since = time.monotonic()
             try:
-                left = max(self._deadline.left(since), self._deadline.timeout / 10)
-                call_in_time(lambda: run.finish(exit_code), left, what)
+                end_in_time(lambda _: run.finish(exit_code), self._deadline, what)
             except TimeoutError:
-                self._deadline.waited_in_vain(since)
                 _client.hangs(self._saved["id"])
                 raise
 
@@ -446,19 +418,6 @@ class _WandBRun:
     def finish(self, exit_code: int) -> None:
         """Finish the run."""
         self._run.finish(exit_code=exit_code)
-
-
-def _check_several_runs(settings: Any) -> None:
-    """Check that this version of W&B supports several runs at the same time.
-
-    Raises:
-        RuntimeError: It does not.
-    """
-    if getattr(settings, "reinit", None) != "default":
-        raise RuntimeError(
-            "This version of W&B keeps one run at a time, and another `WandBLogger` has one. Close its trainer first, "
-            "leave one of the loggers out, or run `pip install -U wandb`."
-        )
 
 
 def _is_missing(error: Any) -> bool:

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from composer.algorithms.utils.stored_weights import reshard
 from composer.algorithms.warnings import warn_no_effect
 from composer.core.data_spec import DataSpec
-from composer.core.precision import get_precision_context
+from composer.core.precision import precision_context_of
 from composer.core.state import State
 from composer.models.base import ComposerModel
 from composer.utils import dist
@@ -244,10 +244,7 @@ class _EqualWeights:
 
 
 def _precision_of(state: State | None) -> AbstractContextManager[None]:
-    if state is None:
-        return nullcontext()
-    kind = "cuda" if state.device.name == "gpu" else state.device.name
-    return get_precision_context(state.precision, state.precision_config, False, device_type=kind)
+    return nullcontext() if state is None else precision_context_of(state, fp8_autocast_enabled=False)
 
 
 def _in_step(batches: Iterable[Any]) -> Iterator[Any]:

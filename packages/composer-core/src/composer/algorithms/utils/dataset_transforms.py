@@ -66,10 +66,7 @@ def has_dataset_transform(dataloader: Any, transform: Callable[[Any], Any]) -> b
         dataloader: The dataloader; the result is False for other objects.
         transform: The transform, compared by identity.
     """
-    dataset = getattr(dataloader, "dataset", None)
-    while isinstance(dataset, Subset):
-        dataset = dataset.dataset
-    return _contains(getattr(dataset, "transform", None), transform)
+    return _contains(getattr(_whole(getattr(dataloader, "dataset", None)), "transform", None), transform)
 
 
 def add_dataset_transform(dataloader: Any, transform: Callable[[Any], Any]) -> None:
@@ -114,9 +111,7 @@ def _check(dataloader: Any, transform: Callable[[Any], Any], advice: str) -> Non
             f"`train_dataloader` must be a `torch.utils.data.DataLoader`, or have a `dataset` like one, got "
             f"{type(dataloader).__name__}. {advice}"
         )
-    dataset = dataloader.dataset
-    while isinstance(dataset, Subset):
-        dataset = dataset.dataset
+    dataset = _whole(dataloader.dataset)
     if not hasattr(dataset, "transform"):
         raise TypeError(
             f"The dataset must have an attribute `transform`, or be a `torch.utils.data.Subset` of such a dataset, got "
@@ -128,6 +123,13 @@ def _check(dataloader: Any, transform: Callable[[Any], Any], advice: str) -> Non
             f"The dataset must not have joint `transforms` of images and targets, got {joint!r}, which would ignore "
             f"a `transform`. {_way_out(transform)}"
         )
+
+
+def _whole(dataset: Any) -> Any:
+    """Return the dataset that a subset, or a subset of a subset, is a part of."""
+    while isinstance(dataset, Subset):
+        dataset = dataset.dataset
+    return dataset
 
 
 def _nested_datasets(dataset: Any) -> list[Any]:

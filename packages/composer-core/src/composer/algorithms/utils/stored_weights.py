@@ -155,10 +155,8 @@ class StoredWeights:
         Args:
             model: The model.
         """
-        for store, named in self._walk(unwrapped_model(model)):
-            for name, tensor in named:
-                if name in store:
-                    tensor.copy_(store[name])
+        for store, name, tensor in self._stored_of(model):
+            tensor.copy_(store[name])
 
     @torch.no_grad()
     def move_to(self, model: torch.nn.Module) -> None:

@@ -127,16 +127,16 @@ def weights_to_save(engine: Engine) -> Iterator[None]:
     if not swapping:
         yield
         return
-    state.callbacks.append(saver)
     try:
-        for algorithm in swapping:
-            if algorithm.match(Event.BATCH_CHECKPOINT, state):
-                algorithm.apply(Event.BATCH_CHECKPOINT, state, engine.logger)
-        state.callbacks.remove(saver)
+        state.callbacks.append(saver)
+        try:
+            for algorithm in swapping:
+                if algorithm.match(Event.BATCH_CHECKPOINT, state):
+                    algorithm.apply(Event.BATCH_CHECKPOINT, state, engine.logger)
+        finally:
+            state.callbacks.remove(saver)
         yield
     finally:
-        if saver in state.callbacks:
-            state.callbacks.remove(saver)
         for algorithm in swapping:
             if algorithm.swapped:  # type: ignore[attr-defined]
                 algorithm.apply(Event.ITERATION_START, state, engine.logger)

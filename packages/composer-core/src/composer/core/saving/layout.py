@@ -199,23 +199,14 @@ def _state_dict_of(target: Any) -> Any:
     return target.state_dict()
 
 
-def _restore(target: Any, saved: Any) -> None:
-    if isinstance(target, LoggerDestination):
-        call_logger(target, "load_state_dict", saved)
-    else:
-        target.load_state_dict(saved)
-
-
-def _needs_state(target: Any) -> bool:
-    # A new logger, such as a progress bar, needs no saved state.
-    return not isinstance(target, LoggerDestination) and bool(target.state_dict())
-
-
 def _load_named(attribute: str, objects: Iterable[tuple[str, Any]], saved: dict[str, Any]) -> None:
     for name, target in objects:
-        if name in saved:
-            _restore(target, saved[name])
-        elif _needs_state(target):
+        if isinstance(target, LoggerDestination):  # a new one, such as a progress bar, needs no saved state
+            if name in saved:
+                call_logger(target, "load_state_dict", saved[name])
+        elif name in saved:
+            target.load_state_dict(saved[name])
+        elif target.state_dict():
             warnings.warn(
                 f"{name} of `{attribute}` is not in the state_dict and keeps its current state.",
                 stacklevel=5,

@@ -11,7 +11,7 @@ A `state_dict` without the keys "state" and "param_groups" is saved and loaded u
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -48,14 +48,7 @@ def optimizer_state(state: State, optimizer: torch.optim.Optimizer) -> dict[str,
     plain = optimizer.state_dict()
     if _has_custom_form(plain):
         return plain
-    names = [name for group in _parameter_names(state, optimizer) for name in group]
-    return {
-        **plain,
-        "state": {names[index]: value for index, value in plain["state"].items()},
-        "param_groups": [
-            {**group, "params": [names[index] for index in group["params"]]} for group in plain["param_groups"]
-        ],
-    }
+    return _renamed(plain, dict(enumerate(name for group in _parameter_names(state, optimizer) for name in group)))
 
 
 def load_optimizers(state: State, saved: dict[str, Any], strict: bool) -> None:
@@ -152,14 +145,12 @@ def _by_name(saved: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
     numbers = [p for group in saved["param_groups"] for p in group["params"]]
     if not numbers or not all(isinstance(p, int) for p in numbers) or len(numbers) != len(names):
         return saved
-    by_number = dict(zip(numbers, names, strict=True))
-    return {
-        **saved,
-        "state": {by_number[p]: value for p, value in saved["state"].items()},
-        "param_groups": [
-            {**group, "params": [by_number[p] for p in group["params"]]} for group in saved["param_groups"]
-        ],
-    }
+    return _renamed(saved, dict(zip(numbers, names, strict=True)))
+
+
+def _renamed(saved: dict[str, Any], names: Mapping[int, str]) -> dict[str, Any]:
+    groups = [{**group, "params": [names[p] for p in group["params"]]} for group in saved["param_groups"]]
+    return {**saved, "state": {names[p]: value for p, value in saved["state"].items()}, "param_groups": groups}
 
 
 def _parameter_names(state: State, optimizer: torch.optim.Optimizer) -> list[list[str]]:
