@@ -14,7 +14,6 @@ from typing import Any, ClassVar
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from composer.checkpoint import download as downloads
 from composer.checkpoint import durable
 from composer.checkpoint.download import extract_path_from_symlink, get_file
 from composer.checkpoint.storage import StorageError, storage_of
@@ -51,7 +50,7 @@ class _Web(BaseHTTPRequestHandler):
 @pytest.fixture
 def web(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The address of a web server that has the file `/model.pt`."""
-    monkeypatch.setattr(downloads, "_BACKOFF_SECONDS", 0.01)
+    monkeypatch.setattr("composer.checkpoint.storage._BACKOFF_SECONDS", 0.01)
     _Web.content, _Web.replies, _Web.torn = {"/model.pt": b"weights" * 1000}, [], 0
     with ThreadingHTTPServer(("127.0.0.1", 0), _Web) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -29,7 +29,7 @@ import pytest
 import torch
 
 from composer.checkpoint import CorruptCheckpointError, UnsafeCheckpointError, check_file, glob_filter, safe_torch_load
-from composer.checkpoint.checksum import append_checksum, read_footer, verify
+from composer.checkpoint.checksum import append_checksum, read_saved_name, verify
 from composer.checkpoint.durable import (
     UNDELIVERED,
     atomic_write,
@@ -264,10 +264,10 @@ def test_a_missing_file_is_no_damaged_one(tmp_path: Path) -> None:
 def test_a_seal_tells_the_name(tmp_path: Path) -> None:
     path = tmp_path / "a.pt"
     torch.save({}, path)
-    assert read_footer(path) is None
+    assert read_saved_name(path) is None
     append_checksum(path, "ep1.pt")
 
-    assert read_footer(path) == {"file": "ep1.pt"} == verify(path)
+    assert read_saved_name(path) == "ep1.pt" == verify(path)
 
 
 class Attack:

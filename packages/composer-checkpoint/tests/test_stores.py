@@ -545,7 +545,6 @@ def test_build_remote_backend(
 
 
 def test_a_users_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("composer.checkpoint.download._BACKOFF_SECONDS", 0.0)
     monkeypatch.setattr(storages, "_BACKOFF_SECONDS", 0.0)
     (tmp_path / "there" / "run").mkdir(parents=True)
     (tmp_path / "there" / "run" / "a").write_text("x")

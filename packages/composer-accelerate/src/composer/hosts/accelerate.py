@@ -256,8 +256,7 @@ class AcceleratedRun:
             optimizer.register_step_pre_hook(self._before_step)
         if own:
             changed[len(optimizers) - 1].register_step_post_hook(self._step_own)
-        if optimizers:
-            changed[len(optimizers) - 1].register_step_post_hook(self._note_step)
+        changed[len(optimizers) - 1].register_step_post_hook(self._note_step)
         return prepared
 
     # ---- training ----

@@ -17,9 +17,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from composer.checkpoint._ranks import on_first_rank
 from composer.checkpoint.names import MLFLOW_EXPERIMENT_ID_FORMAT_KEY, MLFLOW_RUN_ID_FORMAT_KEY
 from composer.checkpoint.remote_paths import AZURE_ARGUMENTS
-from composer.checkpoint.storage import Progress, Storage, check_bucket, storage_in
+from composer.checkpoint.storage import Progress, Storage, authority_of, check_bucket, storage_in
 from composer.checkpoint.store_base import ObjectStore
 from composer.checkpoint.upload import Send
 from composer.loggers.spi import call_at_exit
@@ -67,7 +68,7 @@ class Backend:
         """
         check_bucket(uri)
         scheme, bucket, path = parse_uri(uri)
-        authority = uri.partition("://")[2].partition("/")[0]
+        authority = authority_of(uri)
         of_uri: dict[str, Any] = {}
         if scheme in ("s3", "gs"):
             of_uri["bucket"] = bucket
@@ -100,10 +101,11 @@ class Backend:
         """
         return object_stores.build_remote_backend(self.name, self.arguments)
 
-    def storage(self) -> Storage:
-        """Return the storage in the object store."""
+    def storage(self, attempts: int) -> Storage:
+        """Return the storage in the object store, with a maximum number of attempts of a request."""
         inside = getattr(self.build(), "storage", None)
-        return inside if isinstance(inside, Storage) else storage_in(self.build, self.uri)
+        storage = inside if isinstance(inside, Storage) else storage_in(self.build, self.uri)
+        return storage.with_attempts(attempts)
 
 
 class UploadProcesses:
@@ -199,7 +201,7 @@ def _start(sent: Any, backend: Backend, attempts: int) -> None:
 def _upload(path: str, name: str) -> None:
     sent, backend, attempts = _process
     if isinstance(backend, Backend):  # made here, because a failure to start would not say why
-        backend = backend.storage().with_attempts(attempts)
+        backend = backend.storage(attempts)
         _process[1] = backend
 
     def report(done: int, size: int) -> None:
@@ -264,22 +266,12 @@ def fill_mlflow_ids(path: str, known: Mapping[str, str] | None = None) -> str:
     """
     if not has_mlflow_ids(path):
         return path
-    outcome: list[Any] = [None]
-    problem: Exception | None = None
-    if dist.get_global_rank() == 0:
-        try:
-            values = dict(known or {})
-            if not values:
-                store: Any = object_stores.build_remote_backend("dbfs", {"path": parse_uri(path)[2]})
-                ids = store.experiment_id, store.run_id
-                values = dict(zip((MLFLOW_EXPERIMENT_ID_FORMAT_KEY, MLFLOW_RUN_ID_FORMAT_KEY), ids, strict=True))
-            outcome = [(True, partial_format(path, **values))]
-        except Exception as error:  # noqa: BLE001 - raised on every rank
-            problem, outcome = error, [(False, str(error))]
-    dist.broadcast_object_list(outcome, src=0)
-    if problem is not None:
-        raise problem
-    found, text = outcome[0]
-    if not found:
-        raise RuntimeError(f"Rank 0 found no run of MLflow for {path!r}: {text}")
-    return str(text)
+
+    def fill() -> str:
+        values = known
+        if not values:
+            store: Any = object_stores.build_remote_backend("dbfs", {"path": parse_uri(path)[2]})
+            values = {MLFLOW_EXPERIMENT_ID_FORMAT_KEY: store.experiment_id, MLFLOW_RUN_ID_FORMAT_KEY: store.run_id}
+        return partial_format(path, **values)
+
+    return on_first_rank(fill, problem=f"Rank 0 found no run of MLflow for {path!r}")

@@ -45,9 +45,10 @@ __all__ = [
     "append_checksum",
     "open_checked",
     "parts_of_archive",
-    "read_footer",
+    "read_saved_name",
     "sha256_of",
     "verify",
+    "write_all",
 ]
 
 _MAGIC = b"composer-checkpoint-"
@@ -96,17 +97,17 @@ def append_checksum(path: Path, name: str, has_crc: bool = True) -> None:
         digest = _hash(file, end, parts)
         digest.update(tail)
         file.seek(end)
-        _write_all(file, tail + digest.hexdigest().encode())
+        write_all(file, tail + digest.hexdigest().encode())
         os.fsync(file.fileno())
 
 
-def read_footer(path: Path) -> Mapping[str, str] | None:
-    """Read the file name beside the checksum, unchecked: `{"file": name}`; None if the file has no checksum."""
+def read_saved_name(path: Path) -> str | None:
+    """Read the file name beside the checksum, unchecked; None if the file has no checksum."""
     return _read_footer(path)[1]
 
 
-def _read_footer(path: Path) -> tuple[bytes, Mapping[str, str] | None]:
-    """Return the format of the checksum, and what is beside it."""
+def _read_footer(path: Path) -> tuple[bytes, str | None]:
+    """Return the format of the checksum, and the file name beside it."""
     size = path.stat().st_size
     with open(path, "rb") as file:
         file.seek(max(0, size - 4096))
@@ -117,14 +118,13 @@ def _read_footer(path: Path) -> tuple[bytes, Mapping[str, str] | None]:
     if start < 0 or version not in (_OF_ALL_BYTES, _OUTSIDE_PARTS):
         return b"", None
     try:
-        content = json.loads(tail[end : -_DIGEST_LENGTH - 1])
-    except (ValueError, RecursionError):
+        name = json.loads(tail[end : -_DIGEST_LENGTH - 1])["file"]
+    except (ValueError, RecursionError, LookupError, TypeError):
         return b"", None
-    is_footer = isinstance(content, dict) and isinstance(content.get("file"), str)
-    return (version, content) if is_footer else (b"", None)
+    return (version, name) if isinstance(name, str) else (b"", None)
 
 
-def verify(path: Path) -> Mapping[str, str] | None:
+def verify(path: Path) -> str | None:
     """Check a file without loading it.
 
     A file without a checksum, such as one that another program wrote, is checked with the CRC-32 of each part of a zip
@@ -134,13 +134,13 @@ def verify(path: Path) -> Mapping[str, str] | None:
         path: The file.
 
     Returns:
-        `{"file": name}`, as saved beside the checksum; None without one.
+        The file name beside the checksum; None without one.
 
     Raises:
         CorruptCheckpointError: The file is not what was written.
     """
     with open_checked(path) as checked:
-        return checked.footer
+        return checked.saved_as
 
 
 class CheckedFile(NamedTuple):
@@ -148,12 +148,12 @@ class CheckedFile(NamedTuple):
 
     Attributes:
         file: The file, at its beginning.
-        footer: `{"file": name}`, as saved beside the checksum; None without one.
+        saved_as: The file name beside the checksum; None without one.
         parts: The parts of the archive by name; None in formats other than the current one.
     """
 
     file: io.BufferedReader
-    footer: Mapping[str, str] | None
+    saved_as: str | None
     parts: dict[str, Part] | None
 
 
@@ -171,12 +171,12 @@ def open_checked(path: Path) -> Iterator[CheckedFile]:
     size = path.stat().st_size
     if size == 0:
         raise CorruptCheckpointError(path, "it is empty")
-    version, footer = _read_footer(path)
-    if footer is None:
+    version, saved_as = _read_footer(path)
+    if saved_as is None:
         _verify_archive(path)
     with open(path, "rb", buffering=0) as raw, ThreadPoolExecutor(_THREADS) as pool:
         parts = parts_of_archive(raw, path) if version == _OUTSIDE_PARTS else None
-        if footer is not None:
+        if saved_as is not None:
             actual = _hash(raw, size - _DIGEST_LENGTH, parts or {}).hexdigest()
             if actual != raw.read(_DIGEST_LENGTH).decode("latin-1"):
                 raise CorruptCheckpointError(path, "its checksum does not match its content")
@@ -187,7 +187,7 @@ def open_checked(path: Path) -> Iterator[CheckedFile]:
         raw.seek(0)
         running = [pool.submit(_check_parts, raw, path, tensors) for _ in range(_THREADS)]
         try:
-            yield CheckedFile(io.BufferedReader(raw), footer, parts)
+            yield CheckedFile(io.BufferedReader(raw), saved_as, parts)
             for future in running:
                 future.result()
         finally:
@@ -314,7 +314,8 @@ def _hash(file: io.FileIO, end: int, without: Mapping[str, Part]) -> hashlib._Ha
     return digest
 
 
-def _write_all(file: io.FileIO, data: bytes) -> None:
+def write_all(file: io.FileIO, data: bytes | memoryview) -> None:
+    """Write all bytes to a file without a buffer, where a single write takes 2 GiB at most."""
     left = memoryview(data)
     while left:
         left = left[file.write(left) :]

@@ -7,6 +7,7 @@ import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -14,7 +15,7 @@ from urllib.parse import urlsplit
 from composer.checkpoint._ranks import on_first_rank
 from composer.checkpoint.durable import replacing
 from composer.checkpoint.names import MLFLOW_DBFS_PATH_PREFIX
-from composer.checkpoint.storage import Storage, is_marked_transient, retrying, showing_progress, storage_of
+from composer.checkpoint.storage import Storage, check_size, report_to, retrying, showing_progress, storage_of
 from composer.utils import is_uri, parse_uri, renamed_arguments
 
 __all__ = ["download_monolithic_checkpoint", "extract_path_from_symlink", "get_file", "linked_uris"]
@@ -22,8 +23,6 @@ __all__ = ["download_monolithic_checkpoint", "extract_path_from_symlink", "get_f
 _LINK = ".symlink"
 _MOST_LINKS = 10
 _TIMEOUT_SECONDS = 60.0
-_ATTEMPTS = 3
-_BACKOFF_SECONDS = 1.0
 
 
 def get_file(
@@ -101,7 +100,8 @@ class _Source:
             _link(path, target)
         elif urlsplit(path).scheme.lower() in ("http", "https"):
             with replacing(target) as temporary:
-                _fetch_http(path, temporary, progress)
+                attempt = partial(_read_http, path, temporary, progress)
+                retrying(attempt, f"download {path}", path, str(target.parent))
         else:
             folder, _, name = path.rpartition("/")
             if folder not in self._storages:
@@ -173,15 +173,11 @@ def _fetch_from(store: Any, name: str, target: Path, progress: bool) -> None:
     if hasattr(store, "download_object"):
         with showing_progress(progress, name) as callback:
 
-            def report(done: int, total: int) -> None:
-                callback.set_size(total)
-                callback.absolute_update(done)
-
             def attempt() -> None:
+                report = report_to(callback)
                 store.download_object(object_name=name, filename=str(target), overwrite=True, callback=report)
 
-            what = f"download {name!r} from {store!r}"
-            retrying(attempt, what, name, None, _ATTEMPTS, _BACKOFF_SECONDS, transient=is_marked_transient)
+            retrying(attempt, f"download {name!r} from {store!r}", name, is_object_store=True)
     elif hasattr(store, "download_file"):
         store.download_file(remote_file_name=name, destination=str(target), overwrite=True, progress_bar=progress)
     else:
@@ -191,24 +187,14 @@ def _fetch_from(store: Any, name: str, target: Path, progress: bool) -> None:
         )
 
 
-def _fetch_http(address: str, target: Path, progress: bool) -> None:
-    def attempt() -> None:
-        try:
-            _read_http(address, target, progress)
-        except urllib.error.HTTPError as error:
-            if error.code in (404, 410):
-                raise FileNotFoundError(f"{address} does not exist: the server says {error}.") from error
-            raise
-
-    retrying(attempt, f"download {address}", address, str(target.parent), _ATTEMPTS, _BACKOFF_SECONDS)
-
-
 def _read_http(address: str, target: Path, progress: bool) -> None:
     name = urlsplit(address).path
     try:
         opened = urllib.request.urlopen(address, timeout=_TIMEOUT_SECONDS)
     except urllib.error.HTTPError as error:
         error.close()  # it is an open reply
+        if error.code in (404, 410):
+            raise FileNotFoundError(f"{address} does not exist: the server says {error}.") from error
         raise
     with opened as reply, target.open("wb") as file:
         length = reply.headers.get("Content-Length")
@@ -218,9 +204,8 @@ def _read_http(address: str, target: Path, progress: bool) -> None:
             while block := reply.read(1 << 20):
                 file.write(block)
                 callback.relative_update(len(block))
-    size = target.stat().st_size
-    if length is not None and size != int(length):
-        raise ConnectionError(f"the transfer was interrupted: {size} of {length} bytes arrived")
+    if length is not None:
+        check_size(int(length), target.stat().st_size)
 
 
 def download_monolithic_checkpoint(

@@ -20,6 +20,7 @@ __all__ = [
     "replace_link",
     "replacing",
     "scratch_folder",
+    "sync_file",
     "sync_folder",
     "temporary_path",
 ]
@@ -99,6 +100,12 @@ def _why_unwritten(error: OSError | RuntimeError, temporary: Path) -> tuple[int,
         return None
     full = shutil.disk_usage(temporary.parent).free < 1 << 20
     return (errno.ENOSPC, os.strerror(errno.ENOSPC)) if full else (errno.EIO, text.splitlines()[0])
+
+
+def sync_file(path: Path) -> None:
+    """Flush a file to the disk."""
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
 
 
 def sync_folder(folder: Path) -> None:

@@ -15,7 +15,7 @@ from composer.checkpoint.download import get_file
 from composer.checkpoint.durable import scratch_folder
 from composer.checkpoint.run import fetch, read_checkpoint, read_local
 from composer.checkpoint.safetensors import read_tensors, write_tensors
-from composer.checkpoint.selection import Keys, Precision, check_precision, converted, selected
+from composer.checkpoint.selection import Keys, Precision, check_precision, selected
 from composer.checkpoint.state_dict import get_model_state_dict
 from composer.core import State
 from composer.utils import is_uri, unwrapped_model
@@ -81,7 +81,7 @@ def export_safetensors(
         header = {"composer_version": str(get_composer_env_dict()["composer_version"])}
         if time is not None:
             header["timestamp"] = json.dumps(time, default=lambda span: span.total_seconds())
-        write_tensors(_converted(weights, names, dtype), target, header)
+        write_tensors({name: weights[name] for name in names}, target, header, dtype)
 
     on_first_rank(write)
     return target
@@ -178,19 +178,6 @@ def _weights_of(content: Any, name: str) -> tuple[Mapping[str, Any], Mapping[str
         weights = {key.removeprefix("module."): value for key, value in weights.items()}
     time = saved.get("timestamp")
     return weights, next(iter(time.values()), None) if isinstance(time, dict) else None
-
-
-def _converted(weights: Mapping[str, Any], names: list[str], dtype: torch.dtype | None) -> dict[str, Any]:
-    """Convert the selected tensors to another precision; names of the same tensor share the converted one, too."""
-    done: dict[tuple[Any, ...], Any] = {}
-    result = {}
-    for name in names:
-        value = weights[name]
-        if dtype is not None and isinstance(value, torch.Tensor) and value.numel():
-            key = (value.device, value.data_ptr(), value.dtype, tuple(value.shape), value.stride())
-            value = done.setdefault(key, converted(value, dtype))
-        result[name] = value
-    return result
 
 
 def _not_tied(module: torch.nn.Module, missing: list[str], loaded: Mapping[str, Any]) -> list[str]:

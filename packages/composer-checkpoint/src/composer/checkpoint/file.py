@@ -17,8 +17,8 @@ from typing import IO, Any
 import torch
 
 from composer.checkpoint._pickle_checks import UnsafeCheckpointError, read_plain_values, refuse
-from composer.checkpoint.checksum import CorruptCheckpointError, append_checksum, read_footer, verify
-from composer.checkpoint.durable import atomic_write, scratch_folder, temporary_path
+from composer.checkpoint.checksum import CorruptCheckpointError, append_checksum, read_saved_name, verify, write_all
+from composer.checkpoint.durable import atomic_write, scratch_folder, sync_file, temporary_path
 from composer.checkpoint.names import check_file_name
 from composer.checkpoint.safe_load import safe_torch_load
 from composer.utils import get_compressor, is_compressed_pt, is_tar
@@ -50,22 +50,19 @@ def write_file(
     check_file_name(target.name)
     if not (is_tar(target) or is_compressed_pt(target.name)):
         with atomic_write(target) as temporary:
-            has_crc = _torch_save(content, temporary, on_pickled)
-            append_checksum(temporary, target.name, has_crc)
+            _save(content, temporary, target.name, on_pickled)
         return
     with atomic_write(target) as temporary, ExitStack() as stack:
         inner = temporary_path(target.parent / STATES)  # on the disk that must have enough space anyway
         stack.callback(inner.unlink, missing_ok=True)
-        has_crc = _torch_save(content, inner, on_pickled)
-        append_checksum(inner, target.name, has_crc)
+        _save(content, inner, target.name, on_pickled)
         if is_tar(target):
             with tarfile.open(temporary, _TAR_MODES[target.suffix[1:]]) as archive:  # type: ignore[call-overload]
                 archive.add(inner, STATES)
         else:
             with get_compressor(target.name).compress(str(temporary)) as stream, open(inner, "rb") as source:
                 shutil.copyfileobj(source, stream)
-        with open(temporary, "rb") as written:
-            os.fsync(written.fileno())
+        sync_file(temporary)
 
 
 def read_file(path: str | os.PathLike[str]) -> tuple[Any, str | None]:
@@ -83,9 +80,7 @@ def read_file(path: str | os.PathLike[str]) -> tuple[Any, str | None]:
         UnsafeCheckpointError: It holds types whose loading could run code.
     """
     with _unpacked(Path(path).expanduser()) as plain:
-        content = safe_torch_load(plain)
-        footer = read_footer(plain)
-    return content, None if footer is None else footer.get("file")
+        return safe_torch_load(plain), read_saved_name(plain)
 
 
 def check_file(path: str | os.PathLike[str]) -> str | None:
@@ -99,8 +94,7 @@ def check_file(path: str | os.PathLike[str]) -> str | None:
         CorruptCheckpointError: It is torn, truncated or altered.
     """
     with _unpacked(Path(path).expanduser()) as plain:
-        footer = verify(plain)
-    return None if footer is None else footer.get("file")
+        return verify(plain)
 
 
 def read_outline(path: Path) -> Any:
@@ -150,12 +144,12 @@ def _read_exactly(stream: IO[bytes], count: int) -> bytes:
     return data
 
 
-def _torch_save(content: dict[str, Any], path: Path, on_pickled: Callable[[], None]) -> bool:
-    """Save with torch; return True if the archive has the CRC-32 of each part, which torch may be told to leave out."""
-    has_crc = bool(torch.serialization.get_crc32_options())
+def _save(content: dict[str, Any], path: Path, name: str, on_pickled: Callable[[], None]) -> None:
+    """Save with torch, and append the checksum."""
+    has_crc = bool(torch.serialization.get_crc32_options())  # torch may be told to compute none
     with open(path, "wb", buffering=0) as file:
         torch.save(content, _NotifyingFile(file, on_pickled))  # type: ignore[arg-type]
-    return has_crc
+    append_checksum(path, name, has_crc)
 
 
 class _NotifyingFile:
@@ -166,9 +160,7 @@ class _NotifyingFile:
 
     def write(self, data: memoryview | bytes) -> int:
         self._describe()
-        left = memoryview(data)
-        while left:  # a single write takes 2 GiB at most
-            left = left[self._file.write(left) :]
+        write_all(self._file, data)
         return len(data)
 
     def flush(self) -> None:

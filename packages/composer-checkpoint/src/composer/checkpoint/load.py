@@ -19,6 +19,7 @@ from composer.checkpoint.safe_load import UnsafeCheckpointError, load_pickle
 from composer.checkpoint.safetensors import read_tensors
 from composer.checkpoint.save import METADATA_NAME, optimizer_folders
 from composer.checkpoint.selection import Keys, Precision, check_keys, check_precision, converted, selected
+from composer.checkpoint.sharded_tensors import is_sharded
 from composer.checkpoint.shards import is_shard_folder, read_shards, shapes_of_shards
 from composer.checkpoint.state_dict import get_model_state_dict, get_optim_state_dict
 from composer.checkpoint.storage import storage_of
@@ -208,18 +209,21 @@ def load_optim_checkpoint(
     options = CheckpointLoadOptions() if load_options is None else load_options
     module = unwrapped_model(model)
     path = _part(Path(load_path).expanduser(), "optim", options.sharded_checkpoint)
+    sharded = is_model_fsdp(module)
+    if (options.sharded_checkpoint or sharded) and (options.include_keys, options.ignore_keys) != (None, None):
+        what = "an optimizer in shards" if options.sharded_checkpoint else "the optimizer of a sharded model"
+        raise ValueError(
+            f"`include_keys` and `ignore_keys` must be None for {what}, which is always loaded completely. Load the "
+            f"model with them, and the optimizer without."
+        )
     if options.sharded_checkpoint:
-        if options.include_keys is not None or options.ignore_keys is not None:
-            raise _no_selection("an optimizer in shards")
         loaded = _optimizer_template(module, optim, options.cpu_offload)
         read_shards(loaded, path, options.load_planner)
     else:
         loaded = read_file(path)[0]
-        if not is_model_fsdp(module):
+        if not sharded:
             own = get_optim_state_dict(module, optim, precision=None)
             loaded = _merged(loaded, own, options.include_keys, options.ignore_keys, options.strict)
-        elif options.include_keys is not None or options.ignore_keys is not None:
-            raise _no_selection("the optimizer of a sharded model")
     _set_optimizer(module, optim, loaded, options.sharded_checkpoint, options.strict)
 
 
@@ -341,13 +345,6 @@ def _optimizer_template(module: torch.nn.Module, optim: torch.optim.Optimizer, c
     return dict(torch_state_dict.get_optimizer_state_dict(module, optim, options=options))
 
 
-def _no_selection(what: str) -> ValueError:
-    return ValueError(
-        f"`include_keys` and `ignore_keys` must be None for {what}, which is always loaded completely. Load the model "
-        f"with them, and the optimizer without."
-    )
-
-
 def _check_names(
     module: torch.nn.Module, path: str | os.PathLike[str], missing: set[str], unexpected: set[str], strict: bool
 ) -> None:
@@ -374,7 +371,7 @@ def _set_model(module: torch.nn.Module, loaded: dict[str, Any]) -> None:
         return
     from torch.distributed.checkpoint import state_dict as torch_state_dict
 
-    full = not any(hasattr(value, "to_local") for value in loaded.values())
+    full = not any(map(is_sharded, loaded.values()))
     options = torch_state_dict.StateDictOptions(full_state_dict=full, strict=False)
     torch_state_dict.set_model_state_dict(module, loaded, options=options)
 

@@ -8,10 +8,9 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from typing import Any
-from urllib.parse import urlsplit
 
 from composer.checkpoint.names import MLFLOW_DBFS_PATH_PREFIX
-from composer.checkpoint.storage import SFTP_SCHEMES, check_bucket, is_marked_transient, retrying
+from composer.checkpoint.storage import SFTP_SCHEMES, authority_of, check_bucket, retrying
 from composer.checkpoint.store_base import ObjectStore
 from composer.utils import file_helpers, parse_uri
 from composer.utils.object_store.storage_object_store import FsspecObjectStore
@@ -32,8 +31,6 @@ AZURE_ARGUMENTS: Mapping[str, str] = {
 }
 """The arguments of `LibcloudObjectStore` for Azure, except for the container."""
 
-_ATTEMPTS = 3
-_BACKOFF_SECONDS = 1.0
 _FSSPEC = frozenset("abfs abfss az file gcs memory oss s3a".split())
 
 
@@ -87,11 +84,15 @@ def maybe_create_object_store_from_uri(uri: str) -> ObjectStore | None:
     factory = file_helpers.BACKEND_TO_OBJECT_STORE_FACTORY.get(scheme)
     if factory is not None:
         if scheme in SFTP_SCHEMES:
-            bucket = urlsplit(uri).netloc
+            bucket = authority_of(uri)
         made: ObjectStore = factory(bucket, path)
         return made
-    _check_scheme(scheme, uri)
-    return FsspecObjectStore(f"{scheme}://{urlsplit(uri).netloc}/")
+    if scheme not in _FSSPEC:
+        known = sorted({*file_helpers.BACKEND_TO_OBJECT_STORE_FACTORY, *_FSSPEC})
+        raise NotImplementedError(
+            f"There is no object store for {scheme}:// as in {uri!r}. Use one of {', '.join(known)}."
+        )
+    return FsspecObjectStore(f"{scheme}://{authority_of(uri)}/")
 
 
 def list_remote_objects(remote_path: str) -> list[str]:
@@ -129,10 +130,7 @@ def validate_credentials(remote_backend: ObjectStore, remote_file_name_to_test: 
             lambda: remote_backend.upload_object(object_name=remote_file_name_to_test, filename=file),
             f"upload {remote_file_name_to_test!r} to {remote_backend!r}",
             remote_file_name_to_test,
-            None,
-            _ATTEMPTS,
-            _BACKOFF_SECONDS,
-            transient=is_marked_transient,
+            is_object_store=True,
         )
 
 
@@ -151,11 +149,3 @@ def validate_remote_path() -> None:
     if not names:
         sys.exit(f"There are no objects at {remote_path}.")
     print("\n".join(names))
-
-
-def _check_scheme(scheme: str, uri: str) -> None:
-    if scheme not in _FSSPEC:
-        known = sorted({*file_helpers.BACKEND_TO_OBJECT_STORE_FACTORY, *_FSSPEC})
-        raise NotImplementedError(
-            f"There is no object store for {scheme}:// as in {uri!r}. Use one of {', '.join(known)}."
-        )

@@ -359,9 +359,8 @@ def fetch(path: str, target: Path, object_store: Any = None, progress_bar: bool 
 
 def read_local(path: Path, keys: Sequence[str] | None = None) -> Any:
     """Read a checkpoint at a local path, as `read_checkpoint` does; not a collective operation."""
-    in_shards = is_sharded_run(path)
-    content = (read_run if in_shards else read_file)(path)[0]
+    content = (read_run if is_sharded_run(path) else read_file)(path)[0]
     state = content.get("state") if isinstance(content, dict) else None
     if keys is not None and isinstance(state, dict):
         content["state"] = {key: state[key] for key in keys if key in state}
-    return fill_shards(content, {}) if in_shards else content
+    return fill_shards(content, {})

@@ -67,7 +67,7 @@ def safe_torch_load(
         raise FileNotFoundError(f"There is no checkpoint {str(file)!r}.")
     with open_checked(file) as checked:
         loaded = _load(file, checked, map_location)
-    if checked.footer is None and _had_checksum(loaded):
+    if checked.saved_as is None and isinstance(loaded, dict) and loaded.get("sealed"):
         reason = (
             "the checksum at its end is missing or altered (if you have changed and saved it yourself with "
             "`torch.save`, remove its entry 'sealed' before)"
@@ -197,10 +197,6 @@ class _Pickler(pickle.Pickler):
 _KINDS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _ATOMS = (type(None), bool, int, float, str, bytes)
 _WITHOUT_DATA = SimpleNamespace(__name__="pickle", Pickler=_Pickler)
-
-
-def _had_checksum(loaded: Any) -> bool:
-    return isinstance(loaded, dict) and bool(loaded.get("sealed"))
 
 
 def _refusal(path: Path, error: Exception) -> Exception:

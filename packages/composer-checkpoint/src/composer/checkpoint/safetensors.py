@@ -16,20 +16,27 @@ from typing import Any
 import torch
 
 from composer.checkpoint.checksum import CorruptCheckpointError
-from composer.checkpoint.durable import atomic_write
+from composer.checkpoint.durable import atomic_write, sync_file
+from composer.checkpoint.selection import converted
 
 __all__ = ["read_tensors", "write_tensors"]
 
 _TIED, _CHECKSUM = "composer_tied", "composer_sha256"
 
 
-def write_tensors(tensors: Mapping[str, Any], path: str | os.PathLike[str], metadata: Mapping[str, str]) -> None:
+def write_tensors(
+    tensors: Mapping[str, Any],
+    path: str | os.PathLike[str],
+    metadata: Mapping[str, str],
+    dtype: torch.dtype | None = None,
+) -> None:
     """Write named tensors atomically: the file is complete and on the disk, or not there at all.
 
     Args:
         tensors: The tensors, on any device; not modified.
         path: The file.
         metadata: Further entries of the header.
+        dtype: The data type to convert floating tensors to; None leaves them as they are.
 
     Raises:
         TypeError: A value is not a plain tensor.
@@ -37,14 +44,13 @@ def write_tensors(tensors: Mapping[str, Any], path: str | os.PathLike[str], meta
     """
     from safetensors.torch import save_file
 
-    distinct, tied = _distinct(tensors)
+    distinct, tied = _distinct(tensors, dtype)
     header = {"format": "pt", **metadata, _CHECKSUM: _checksum(distinct)}
     if tied:
         header[_TIED] = json.dumps(tied, sort_keys=True)
     with atomic_write(Path(path)) as temporary:
         save_file(distinct, temporary, header)
-        with open(temporary, "rb") as written:
-            os.fsync(written.fileno())
+        sync_file(temporary)
 
 
 def read_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
@@ -79,7 +85,7 @@ def read_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, torch.Tensor],
     return tensors, metadata
 
 
-def _distinct(tensors: Mapping[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+def _distinct(tensors: Mapping[str, Any], dtype: torch.dtype | None) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     """Return each tensor once, contiguous on the CPU, and the names of its duplicates with the first name."""
     distinct: dict[str, torch.Tensor] = {}
     tied: dict[str, str] = {}
@@ -92,7 +98,7 @@ def _distinct(tensors: Mapping[str, Any]) -> tuple[dict[str, torch.Tensor], dict
         if owner != name:
             tied[name] = owner
             continue
-        block = tensor.detach().cpu().contiguous()
+        block = converted(tensor.detach(), dtype).cpu().contiguous()
         if block.untyped_storage().nbytes() != block.nbytes:  # a view of a larger one
             block = block.clone()
         distinct[name] = block

@@ -23,11 +23,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from composer.checkpoint._ranks import on_first_rank
-from composer.checkpoint.durable import atomic_write
+from composer.checkpoint.durable import atomic_write, sync_file
 from composer.checkpoint.file import write_file
 from composer.checkpoint.names import counts_of_name
 from composer.checkpoint.safetensors import write_tensors
 from composer.checkpoint.selection import Keys, Precision, check_keys, check_precision
+from composer.checkpoint.sharded_tensors import is_sharded
 from composer.checkpoint.shards import is_shard_folder, write_shards
 from composer.checkpoint.state_dict import (
     get_metadata_state_dict,
@@ -132,22 +133,21 @@ def save_checkpoint_to_disk(
         RuntimeError: Another rank failed.
     """
     options = CheckpointSaveOptions() if options is None else options
-    _check_local(destination_dir)
-    folder = Path(_formatted(os.path.expanduser(destination_dir), state)) / _formatted(options.dir_prefix, state)
+    folder = Path(_formatted(str(_local(destination_dir)), state)) / _formatted(options.dir_prefix, state)
     optimizers = state.optimizers if options.save_optimizer else []
     on_first_rank(lambda: _begin(folder, options.overwrite))
-    keys: dict[str, Any] = {"include_keys": options.include_keys, "ignore_keys": options.ignore_keys}
-    shards = options.sharded_checkpoint
+    shards, precision = options.sharded_checkpoint, options.precision
+    keys = options.include_keys, options.ignore_keys
     if options.save_model:
-        form: dict[str, Any] = {"precision": options.precision, "save_format": options.save_format, "overwrite": True}
-        save_model_to_disk(state.model, folder / "model", shards, **form, **keys)
+        save_model_to_disk(
+            state.model, folder / "model", shards, precision, *keys, overwrite=True, save_format=options.save_format
+        )
     for optimizer, name in zip(optimizers, optimizer_folders("optim", len(optimizers)), strict=True):
-        form = {"precision": None, "overwrite": True}
-        save_optim_to_disk(state.model, optimizer, folder / name, shards, **form, **keys)
+        save_optim_to_disk(state.model, optimizer, folder / name, shards, None, *keys, overwrite=True)
     if options.save_resumption_state:
         save_resumption_state_to_disk(state, folder)
     size = state.device_train_microbatch_size
-    save_composer_metadata_to_disk(folder / METADATA_NAME, state.model, shards, options.precision, state.device, size)
+    save_composer_metadata_to_disk(folder / METADATA_NAME, state.model, shards, precision, state.device, size)
     on_first_rank(lambda: _keep_newest(folder, Path(options.dir_prefix).name, options.num_checkpoints_to_keep))
     return str(folder)
 
@@ -189,10 +189,9 @@ def save_model_to_disk(
         FileExistsError: It exists, and `overwrite` is False.
         OSError: It cannot be written.
     """
-    _check_local(destination_dir)
+    folder = _local(destination_dir)
     _check_format(save_format, sharded_checkpoint)
     content = get_model_state_dict(model, sharded_checkpoint, precision, include_keys, ignore_keys)
-    folder = Path(destination_dir).expanduser()
     target = folder if sharded_checkpoint else folder / f"model.{save_format}"
     return save_state_dict_to_disk(content, target, overwrite, save_format)
 
@@ -219,9 +218,8 @@ def save_optim_to_disk(
         ignore_keys: Patterns of parameters to leave out.
         overwrite: Replace an existing one.
     """
-    _check_local(destination_dir)
+    folder = _local(destination_dir)
     content = get_optim_state_dict(model, optimizer, sharded_checkpoint, precision, include_keys, ignore_keys)
-    folder = Path(destination_dir).expanduser()
     return save_state_dict_to_disk(content, folder if sharded_checkpoint else folder / "optim.pt", overwrite)
 
 
@@ -246,15 +244,13 @@ def save_composer_metadata_to_disk(
     Returns:
         The path; None on ranks that do not write.
     """
-    _check_local(destination_file_path)
+    target = _local(destination_file_path)
     content = get_metadata_state_dict(model, sharded_state_dict, precision, device, device_train_microbatch_size)
-    target = Path(destination_file_path).expanduser()
 
     def write() -> None:
-        with atomic_write(target) as temporary, open(temporary, "w", encoding="utf-8") as file:
-            json.dump(content, file, indent=4)
-            file.flush()
-            os.fsync(file.fileno())
+        with atomic_write(target) as temporary:
+            temporary.write_text(json.dumps(content, indent=4), encoding="utf-8")
+            sync_file(temporary)
 
     return _written_by_first(write, target)
 
@@ -265,8 +261,8 @@ def save_resumption_state_to_disk(state: State, destination_dir: str | os.PathLi
     Returns:
         The path; None on ranks that do not write.
     """
-    _check_local(destination_dir)
-    content, target = get_resumption_state_dict(state), Path(destination_dir).expanduser() / RESUMPTION_NAME
+    target = _local(destination_dir) / RESUMPTION_NAME
+    content = get_resumption_state_dict(state)
     return _written_by_first(lambda: write_file(content, target), target)
 
 
@@ -294,8 +290,7 @@ def save_state_dict_to_disk(
         FileExistsError: It exists, and `overwrite` is False.
         OSError: It cannot be written.
     """
-    _check_local(destination_file_path)
-    target, shards = Path(destination_file_path).expanduser(), _has_shards(state_dict)
+    target, shards = _local(destination_file_path), _has_shards(state_dict)
     _check_format(save_format, shards)
     if shards:
         write_shards(state_dict, target, overwrite)
@@ -324,12 +319,13 @@ def _check_format(save_format: str, shards: bool) -> None:
         raise ValueError(f"`save_format` must be 'pt' for a checkpoint in shards, got {save_format!r}.")
 
 
-def _check_local(path: str | os.PathLike[str]) -> None:
+def _local(path: str | os.PathLike[str]) -> Path:
     if is_uri(os.fspath(path)):
         raise ValueError(
             f"The destination must be a local path, got {os.fspath(path)!r}. Save to a local folder, then upload "
             f"its files with `composer.checkpoint.upload_file`."
         )
+    return Path(path).expanduser()
 
 
 def _formatted(text: str, state: State) -> str:
@@ -364,4 +360,4 @@ def _keep_newest(folder: Path, pattern: str, number: int) -> None:
 def _has_shards(value: Any) -> bool:
     if isinstance(value, dict):
         return any(map(_has_shards, value.values()))
-    return isinstance(value, torch.Tensor) and hasattr(value, "to_local")
+    return is_sharded(value)

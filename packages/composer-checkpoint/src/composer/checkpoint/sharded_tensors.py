@@ -55,22 +55,16 @@ def shard_like(whole: torch.Tensor, like: Any) -> torch.Tensor:
     if not is_sharded(like) or is_sharded(whole):
         return whole
     from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     local = like.to_local()
-    index = tuple(slice(start, start + size) for start, size in zip(_offset(like), local.shape, strict=True))
+    _, offset = compute_local_shape_and_global_offset(like.shape, like.device_mesh, like.placements)
+    index = tuple(slice(start, start + size) for start, size in zip(offset, local.shape, strict=True))
     part = torch.empty_like(local, dtype=whole.dtype)
     part.copy_(whole.detach()[index])
     return DTensor.from_local(
         part, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
     )
-
-
-def _offset(like: Any) -> tuple[int, ...]:
-    """Return the offset of this rank's part in the whole tensor."""
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
-    offset: tuple[int, ...] = compute_local_shape_and_global_offset(like.shape, like.device_mesh, like.placements)[1]
-    return offset
 
 
 def gather_tensors(value: Any) -> Any:

@@ -120,27 +120,21 @@ def write_shards(
     try:
         with _without_noise():
             save(state_dict, checkpoint_id=temporary)
+        on_first_rank(lambda: _finish(temporary, folder, finish))
     except CheckpointException as error:  # not a subclass of Exception
         causes = [failure for failure, _ in error.failures.values()]
         number = next((cause.errno for cause in causes if isinstance(cause, OSError)), None) or errno.EIO
         reasons = "; ".join(f"rank {rank}: {failure}" for rank, (failure, _) in sorted(error.failures.items()))
         text = f"Could not save {str(folder)!r}: {reasons}. Checkpoints saved earlier are unchanged"
-        _remove(temporary)
         raise OSError(number, f"{text}. Free some space, or save elsewhere") from error
-    try:
-        on_first_rank(lambda: _finish(temporary, folder, finish))
     finally:
-        _remove(temporary)
-
-
-def _remove(temporary: Path) -> None:
-    if dist.get_global_rank() == 0:
-        shutil.rmtree(temporary, ignore_errors=True)
+        if dist.get_global_rank() == 0:
+            shutil.rmtree(temporary, ignore_errors=True)
 
 
 def shapes_of_shards(folder: Path) -> dict[str, tuple[int, ...] | None]:
     """Return the shape of each tensor of a checkpoint in shards by name; None for other entries."""
-    index = _reader(folder).read_metadata().state_dict_metadata
+    index = read_index(folder / INDEX).state_dict_metadata
     return {name: tuple(entry.size) if hasattr(entry, "size") else None for name, entry in index.items()}
 
 
@@ -248,10 +242,6 @@ def _planner() -> Any:
             super().load_bytes(read_item, plain)  # which loads without checks
 
     return Planner()
-
-
-def _listed_files(folder: Path) -> list[str] | None:
-    return list(_states(folder)["sha256"])
 
 
 def _indexed_files(folder: Path) -> list[str] | None:
@@ -630,8 +620,12 @@ def fill_shards(content: Any, parameters: Mapping[str, torch.Tensor]) -> Any:
     Raises:
         CorruptCheckpointError: A tensor does not match the index of the shards.
     """
-    _check_shapes(content)
-    targets: dict[Path, dict[str, torch.Tensor]] = {}
+    shards: list[Shard] = []
+    map_nested(content, lambda _, value: shards.append(value) if isinstance(value, Shard) else None)
+    if not shards:
+        return content
+    _check_shapes(shards)
+    targets: dict[str, torch.Tensor] = {}
 
     def target_of(path: tuple[Any, ...], value: Any) -> Any:
         if not isinstance(value, Shard):
@@ -641,12 +635,11 @@ def fill_shards(content: Any, parameters: Mapping[str, torch.Tensor]) -> Any:
             target = torch.empty_like(like.detach(), dtype=value.dtype)
         else:
             target = torch.empty(value.shape, dtype=value.dtype)
-        targets.setdefault(value.folder, {})[value.name] = target
+        targets[value.name] = target
         return target
 
     filled = map_nested(content, target_of)
-    for folder, named in targets.items():
-        read_shards(dict(named), folder)
+    read_shards(dict(targets), shards[0].folder)
     return filled
 
 
@@ -699,15 +692,14 @@ def fetch_run(get: Callable[[str, Path], None], name: str, target: Path) -> bool
     """
     start = f"{name}/" if name else ""
     target.mkdir(parents=True, exist_ok=True)
-    for listing, names in ((STATES, _listed_files), (INDEX, _indexed_files)):
+    files: list[str] | None = None
+    for listing in (STATES, INDEX):
         try:
             get(f"{start}{listing}", target / listing)
         except (FileNotFoundError, NotADirectoryError):
             continue
-        files = names(target)
+        files = list(_states(target)["sha256"]) if listing == STATES else _indexed_files(target)
         break
-    else:
-        files = None
     if files is None:
         (target / INDEX).unlink(missing_ok=True)
         target.rmdir()
@@ -730,24 +722,18 @@ def _with_shards(value: Any, folder: Path) -> Any:
     return value
 
 
-def _check_shapes(content: Any) -> None:
-    """Check the shapes before memory is allocated for them."""
-    shapes: dict[Path, dict[str, tuple[int, ...] | None]] = {}
-
-    def check(_: tuple[Any, ...], value: Any) -> None:
-        if not isinstance(value, Shard):
-            return
-        if value.folder not in shapes:
-            shapes[value.folder] = shapes_of_shards(value.folder)
-        if value.name not in shapes[value.folder]:
-            raise CorruptCheckpointError(value.folder, f"its shards lack {value.name!r}")
-        indexed, shape = shapes[value.folder][value.name], tuple(value.shape)
+def _check_shapes(shards: list[Shard]) -> None:
+    """Check the shapes of the shards of a checkpoint before memory is allocated for them."""
+    folder = shards[0].folder
+    shapes = shapes_of_shards(folder)
+    for shard in shards:
+        if shard.name not in shapes:
+            raise CorruptCheckpointError(folder, f"its shards lack {shard.name!r}")
+        indexed, shape = shapes[shard.name], tuple(shard.shape)
         if indexed is not None and indexed != shape:
             raise CorruptCheckpointError(
-                value.folder, f"{value.name!r} has the shape {indexed} in its index, but {shape} in {STATES!r}"
+                folder, f"{shard.name!r} has the shape {indexed} in its index, but {shape} in {STATES!r}"
             )
-
-    map_nested(content, check)
 
 
 def _states(folder: Path) -> dict[str, Any]:

@@ -63,7 +63,7 @@ def get_model_state_dict(
         options = torch_state_dict.StateDictOptions(full_state_dict=not sharded_state_dict, cpu_offload=on_cpu)
         state_dict = torch_state_dict.get_model_state_dict(module, options=options)
     else:
-        check_shards(sharded_state_dict, "sharded_state_dict")
+        _check_no_shards(sharded_state_dict)
         state_dict = module.state_dict()
     names = selected(state_dict, include_keys, ignore_keys) if state_dict else []
     return {name: _placed(converted(state_dict[name], dtype), bool(cpu_offload)) for name in names}
@@ -106,7 +106,7 @@ def get_optim_state_dict(
         options = torch_state_dict.StateDictOptions(full_state_dict=not sharded_state_dict, cpu_offload=on_cpu)
         state_dict: dict[str, Any] = dict(torch_state_dict.get_optimizer_state_dict(module, optimizer, options=options))
     else:
-        check_shards(sharded_state_dict, "sharded_state_dict")
+        _check_no_shards(sharded_state_dict)
         (state_dict,) = State(model=module, optimizers=optimizer).get_optim_state_dict().values()
     if not state_dict:  # the other ranks of a sharded model
         return state_dict
@@ -186,16 +186,12 @@ def get_resumption_state_dict(state: State) -> dict[str, Any]:
     return state_dict
 
 
-def check_shards(requested: bool, argument: str) -> None:
-    """Check that shards are not requested for a model that is not sharded.
-
-    Raises:
-        ValueError: They are requested.
-    """
+def _check_no_shards(requested: bool) -> None:
+    """Raise ValueError if shards are requested for a model that is not sharded."""
     if requested:
         raise ValueError(
-            f"`{argument}=True` needs a model that is sharded by FSDP, but this one is whole on every rank. Shard it "
-            f"with `torch.distributed.fsdp.fully_shard` first, or leave it at False."
+            "`sharded_state_dict=True` needs a model that is sharded by FSDP, but this one is whole on every rank. "
+            "Shard it with `torch.distributed.fsdp.fully_shard` first, or leave it at False."
         )
 
 

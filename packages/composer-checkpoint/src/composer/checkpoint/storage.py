@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
-from composer.checkpoint.durable import replacing, sync_folder
+from composer.checkpoint.durable import replacing, sync_file, sync_folder
 from composer.checkpoint.store_base import ObjectStore, ObjectStoreTransientError
 from composer.core import ComposerError
 from composer.utils import file_helpers, is_uri, parse_uri, retry
@@ -31,12 +31,14 @@ __all__ = [
     "StorageError",
     "UnreachableError",
     "UnsupportedStoreError",
+    "authority_of",
     "bucket_of",
     "check_bucket",
     "check_installed",
+    "check_size",
     "direct_storage",
-    "is_marked_transient",
     "leave_retries_to_botocore",
+    "report_to",
     "retrying",
     "showing_progress",
     "storage_in",
@@ -165,7 +167,9 @@ class Storage:
 
     def uri(self, name: str) -> str:
         """Return the URI of a name."""
-        return f"{self._folder.removesuffix('/')}/{_checked(name)}"
+        if not name or name.startswith("/") or ".." in name.split("/"):
+            raise ValueError(f"`name` must be relative to the folder and stay in it, got {name!r}.")
+        return f"{self._folder.removesuffix('/')}/{name}"
 
     def exists(self, name: str) -> bool:
         """Return True if there is a file of this name; False for a folder."""
@@ -231,7 +235,7 @@ class Storage:
         def read(filesystem: Any, path: str) -> bytes:
             size = min(count, int(filesystem.info(path)["size"]))
             content = bytes(filesystem.cat_file(path, start=0, end=size)) if size else b""
-            _check_size(size, len(content))
+            check_size(size, len(content))
             return content
 
         return self._do("read", name, read)
@@ -344,9 +348,9 @@ class Storage:
             with showing_progress(progress, name) as callback:
                 callback.set_size(expected)
                 filesystem.get_file(path, str(temporary), callback=callback)
-                _check_size(expected, temporary.stat().st_size)
+                check_size(expected, temporary.stat().st_size)
                 callback.absolute_update(expected)  # some filesystems do not report progress
-            _sync(temporary)
+            sync_file(temporary)
 
         with replacing(target) as temporary:
             temporary.touch()  # an unwritable folder is not the store's fault
@@ -430,8 +434,8 @@ class Storage:
             self._local.made = None  # the connection may be broken for good
 
         what = f"{verb} {uri}" if local is None else f"{verb} {uri} to {local!r}"
-        transient = is_marked_transient if self._is_object_store else None
-        return retrying(attempt, what, uri, local, self._attempts, self._backoff_seconds, reconnect, transient)
+        limits = self._attempts, self._backoff_seconds
+        return retrying(attempt, what, uri, local, *limits, reconnect, is_object_store=self._is_object_store)
 
     def _info(self, name: str) -> Any:
         def info(filesystem: Any, path: str) -> Any:
@@ -447,16 +451,16 @@ class Storage:
             if self._puts_whole:
                 write(filesystem, path)
                 if not self._is_object_store:
-                    _check_size(size, int(filesystem.info(path)["size"]))
+                    check_size(size, int(filesystem.info(path)["size"]))
                 return
             folder, _, last = path.rpartition("/")
             temporary = f"{folder}/.{last}.{secrets.token_hex(4)}.saving"
             filesystem.makedirs(folder, exist_ok=True)
             try:
                 write(filesystem, temporary)
-                _check_size(size, int(filesystem.info(temporary)["size"]))
+                check_size(size, int(filesystem.info(temporary)["size"]))
                 if self._scheme in ("file", "local"):
-                    _sync(Path(temporary))
+                    sync_file(Path(temporary))
                 filesystem.mv(temporary, path)
             except TimeoutError:
                 raise  # removing the file would wait for the same server
@@ -474,11 +478,11 @@ def retrying(
     attempt: Callable[[], T],
     what: str,
     where: str,
-    local: str | None,
-    attempts: int,
-    backoff_seconds: float,
+    local: str | None = None,
+    attempts: int = 3,
+    backoff_seconds: float | None = None,
     reconnect: Callable[[], None] = lambda: None,
-    transient: Callable[[BaseException], bool] | None = None,
+    is_object_store: bool = False,
 ) -> T:
     """Call a function until it succeeds, fails for good, or has failed `attempts` times.
 
@@ -488,16 +492,17 @@ def retrying(
         where: The remote place, for messages.
         local: The local file that it writes, which may be on a full disk.
         attempts: The maximum number of calls.
-        backoff_seconds: The pause after the first attempt; it doubles after each.
+        backoff_seconds: The pause after the first attempt, which doubles after each; None: a second.
         reconnect: Called before the next attempt.
-        transient: Returns True for an error after which to try again; None: as `is_transient`.
+        is_object_store: True for a method of an `ObjectStore`, which marks the errors after which to try again.
 
     Raises:
         Exception: As `explain_error` returns it.
     """
-    may_pass = transient or is_transient
+    may_pass = is_marked_transient if is_object_store else is_transient
+    pause = _BACKOFF_SECONDS if backoff_seconds is None else backoff_seconds
 
-    @retry(_Again, attempts, backoff_seconds, backoff_seconds / 2)
+    @retry(_Again, attempts, pause, pause / 2)
     def call() -> T:
         try:
             return attempt()
@@ -513,7 +518,7 @@ def retrying(
         error = raised.__cause__ if isinstance(raised, _Again) else raised
         assert isinstance(error, Exception)
         full = local is not None and is_missing_space(error)
-        better = explain_error(error, what, repr(local) if full else where, attempts, transient)
+        better = explain_error(error, what, repr(local) if full else where, attempts, is_object_store)
         if better is raised:
             raise
         raise better from error
@@ -560,7 +565,7 @@ def _storage(uri: str, folder: str, inside: str) -> Storage:
     if factory is None or _ALIASES.get(scheme, scheme) in _DIRECT:
         return direct_storage(folder)
     if scheme == "oci" or scheme in SFTP_SCHEMES:
-        bucket = _authority(uri)  # with the namespace, or with user and port
+        bucket = authority_of(uri)
     made = factory(bucket, path)
     storage = getattr(made, "storage", None)
     if isinstance(storage, Storage):
@@ -583,7 +588,8 @@ def check_bucket(uri: str) -> None:
         raise ValueError(f"`uri` must name a bucket, container or host, as in '{scheme}://bucket/folder', got {uri!r}.")
 
 
-def _authority(uri: str) -> str:
+def authority_of(uri: str) -> str:
+    """Return what a URI has between "://" and the next slash: the bucket or host, with namespace or user and port."""
     return uri.partition("://")[2].partition("/")[0]
 
 
@@ -602,8 +608,7 @@ def storage_in(open_store: Callable[[], ObjectStore], uri: str, path: str = "") 
 
         return ObjectStoreFileSystem(open_store()), root
 
-    separator = "" if "://" in uri else "://"
-    folder = uri if not separator else uri.replace(":", separator, 1)
+    folder = uri if "://" in uri else uri.replace(":", "://", 1)
     return Storage(folder, {}, connection=Connection(connect, is_object_store=True))
 
 
@@ -704,24 +709,24 @@ def check_installed(scheme: str, uri: str) -> None:
         ) from error
 
 
-def _checked(name: str) -> str:
-    if not name or name.startswith("/") or ".." in name.split("/"):
-        raise ValueError(f"`name` must be relative to the folder and stay in it, got {name!r}.")
-    return name
-
-
-def _check_size(expected: int, actual: int) -> None:
+def check_size(expected: int, actual: int) -> None:
+    """Raise a ConnectionError if a file did not arrive completely, so that it is tried again."""
     if expected != actual:
         raise ConnectionError(f"the transfer was interrupted: {actual} of {expected} bytes arrived")
 
 
-def _sync(path: Path) -> None:
-    with path.open("rb+") as file:
-        os.fsync(file.fileno())
-
-
 def _without_password(uri: str) -> str:
     return re.sub(r"(://[^/@:]*):[^/@]*@", r"\1:...@", uri)
+
+
+def report_to(callback: Any) -> Callable[[int, int], None]:
+    """Return a function of the bytes done and the total that informs a callback of fsspec."""
+
+    def report(done: int, total: int) -> None:
+        callback.set_size(total)
+        callback.absolute_update(done)
+
+    return report
 
 
 Progress = bool | Callable[[int, int], None]
@@ -884,13 +889,7 @@ def is_outage(error: BaseException) -> bool:
     return False
 
 
-def explain_error(
-    error: Exception,
-    what: str,
-    where: str,
-    attempts: int,
-    transient: Callable[[BaseException], bool] | None = None,
-) -> Exception:
+def explain_error(error: Exception, what: str, where: str, attempts: int, is_object_store: bool = False) -> Exception:
     """Return the error to raise for an error of a store's client.
 
     Args:
@@ -898,32 +897,32 @@ def explain_error(
         what: The operation, beginning with a verb.
         where: The place that may be full.
         attempts: The number of attempts.
-        transient: Of an object store: returns True for an error that may be temporary; None: `is_transient`.
+        is_object_store: True if a method of an `ObjectStore` raised it.
 
     Returns:
         A `StorageError`, or an `UnreachableError` if it may be temporary; for a missing or an existing file the builtin
         error; `error` itself if it does not come from a store, or from an object store and is not temporary.
     """
-    if isinstance(error, StorageError) or (transient is not None and not transient(error)):
+    if isinstance(error, StorageError) or (is_object_store and not is_marked_transient(error)):
         return error  # it has been explained, or comes from an object store, which explains its own
-    may_pass = transient or is_transient
+    may_pass = is_object_store or is_transient(error)
     cause = str(error) or type(error).__name__
     if isinstance(error, FileNotFoundError):
         return FileNotFoundError(f"Could not {what}: there is no such object, folder or bucket. ({cause})")
     if isinstance(error, FileExistsError):
         return FileExistsError(f"Could not {what}: it exists already. ({cause})")
-    is_own = isinstance(error, (OSError, EOFError)) or may_pass(error)
+    is_own = isinstance(error, (OSError, EOFError)) or may_pass
     if not is_own and type(error).__module__ == "builtins":
         return error
     if _is_refusal(error):
         advice = "The store refuses it. Check the credentials, and that they allow it."
     elif is_missing_space(error):
         advice = f"Free some space in {where}, and run again."
-    elif may_pass(error):
+    elif may_pass:
         advice = f"It was tried {attempts} times. Check the network and that the store runs, and run again."
     else:
         advice = "Check the URI and the options of the store."
     message = f"Could not {what}: {type(error).__name__}: {cause}. {advice}"
     number = error.errno if isinstance(error, OSError) else None
-    kind = UnreachableError if may_pass(error) else StorageError
+    kind = UnreachableError if may_pass else StorageError
     return kind(message) if number is None else kind(number, message)

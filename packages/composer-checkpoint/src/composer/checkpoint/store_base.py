@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, TypeVar
+
+from composer.checkpoint.durable import replacing
 
 __all__ = ["ObjectStore", "ObjectStoreTransientError", "check_destination", "download_target"]
 
@@ -57,6 +58,7 @@ class ObjectStore:
 
         Raises:
             FileNotFoundError: There is no such object.
+            ObjectStoreTransientError: Another attempt may succeed.
         """
         self._refuse("get_object_size")
 
@@ -128,10 +130,6 @@ def download_target(filename: str | os.PathLike[str], overwrite: bool) -> Iterat
     check_destination(filename, overwrite)
     target = Path(filename)
     target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f"{target.name}.{uuid.uuid4()}.tmp")
-    try:
+    with replacing(target) as temporary:
         yield temporary
         check_destination(filename, overwrite)  # it may exist by now
-        os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)

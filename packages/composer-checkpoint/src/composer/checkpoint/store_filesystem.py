@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from fsspec import AbstractFileSystem
 from fsspec.callbacks import DEFAULT_CALLBACK
 
+from composer.checkpoint.storage import report_to
 from composer.checkpoint.store_base import ObjectStore
 
 __all__ = ["ObjectStoreFileSystem"]
@@ -67,20 +67,8 @@ class ObjectStoreFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec
 
     def get_file(self, rpath: str, lpath: str, callback: Any = DEFAULT_CALLBACK, **kwargs: Any) -> None:
         """Download an object."""
-        self.store.download_object(object_name=rpath, filename=lpath, overwrite=True, callback=_reporting(callback))
+        self.store.download_object(object_name=rpath, filename=lpath, overwrite=True, callback=report_to(callback))
 
     def put_file(self, lpath: str, rpath: str, callback: Any = DEFAULT_CALLBACK, **kwargs: Any) -> None:
         """Upload a file."""
-        self.store.upload_object(object_name=rpath, filename=lpath, callback=_reporting(callback))
-
-    def rm_file(self, path: str) -> None:
-        """Raise PermissionError: object stores remove no objects."""
-        raise PermissionError(f"{type(self.store).__name__} removes no objects")
-
-
-def _reporting(callback: Any) -> Callable[[int, int], None]:
-    def report(done: int, total: int) -> None:
-        callback.set_size(total)
-        callback.absolute_update(done)
-
-    return report
+        self.store.upload_object(object_name=rpath, filename=lpath, callback=report_to(callback))

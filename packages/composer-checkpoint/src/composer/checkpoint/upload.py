@@ -78,7 +78,6 @@ class _Upload:
     name: str
     overwrite: bool
     link: tuple[str, str] | None
-    remove: tuple[int, int, int] | None  # the source, if it is to be removed, as it was when it was queued
     before: list[tuple[Path, str]]  # second names of files that are uploaded first, and their names
     future: Future[None] = field(default_factory=Future)
 
@@ -99,7 +98,6 @@ class Uploader:
     Args:
         storage: Where to upload to.
         concurrent: Uploads at a time.
-        attempts: The maximum number of attempts of a request.
         timeout: How long `wait`, `close` and the end of the process wait in all for a store that fails or hangs, in
             seconds, or a deadline that is shared with other services; see `composer.utils.retrying.DeliveryDeadline`.
             A part that the store's client reports as sent is progress. Then queued uploads are
@@ -116,20 +114,18 @@ class Uploader:
         storage: Storage,
         *,
         concurrent: int = 1,
-        attempts: int = 3,
         timeout: float | DeliveryDeadline = 60.0,
         limit: float | None = None,
         send: Send | None = None,
     ) -> None:
         if concurrent < 1:
             raise ValueError(f"`concurrent` must be at least 1, got {concurrent!r}.")
-        self.storage = storage.with_attempts(attempts)
-        self._send = send
+        self.storage, self._send = storage, send or storage.upload
         self._concurrent, self._limit = concurrent, math.inf if limit is None else limit
         self._is_shared_deadline = isinstance(timeout, DeliveryDeadline)  # that of a Trainer
         self._deadline = timeout if isinstance(timeout, DeliveryDeadline) else DeliveryDeadline(timeout)
         self._given_up = False
-        self._changed = threading.Condition()
+        self._changed = threading.Condition()  # of a lock that may be taken again
         self._waiting: list[_Upload] = []
         self._active: dict[str, _Upload] = {}
         self._begun = 0.0  # when the last upload began
@@ -145,15 +141,12 @@ class Uploader:
     def pending(self) -> tuple[str, ...]:
         """The names whose uploads have not ended, in the order of submission."""
         with self._changed:
-            return self._pending()
+            return tuple(upload.name for upload in self._uploads())
 
     @property
     def failing(self) -> bool:
         """True if the last upload failed, or an earlier wait for the store timed out."""
         return self._deadline.failing
-
-    def _pending(self) -> tuple[str, ...]:
-        return tuple(upload.name for upload in self._uploads())
 
     def _uploads(self) -> list[_Upload]:
         """Return the uploads that have not ended, in the order of submission."""
@@ -166,7 +159,6 @@ class Uploader:
         *,
         overwrite: bool,
         link: tuple[str, str] | None = None,
-        remove_source: bool = False,
         before: Sequence[tuple[Path, str]] = (),
     ) -> Future[None]:
         """Queue a file.
@@ -177,7 +169,6 @@ class Uploader:
             overwrite: Replace an existing file of this name; otherwise a FileExistsError is raised later by
                 `check`, `wait` or `close`.
             link: The name and the text of a small file that is written after the upload.
-            remove_source: Delete `source` after the upload, if it still is this file.
             before: Files and their names to upload first; the file and its link follow when all of them are complete.
 
         Returns:
@@ -194,12 +185,11 @@ class Uploader:
         folder = source.parent.parent if before else source.parent
         held = _hold(source, folder)
         first = [(_hold(file, folder), name) for file, name in before]
-        remove = _identity(source) if remove_source else None
         with self._changed:
-            if not self._pending():
+            if not self.pending:
                 self._deadline.progressed()  # the last progress may be long ago
             self._submitted += 1
-            upload = _Upload(self._submitted, source, held, name, overwrite, link, remove, first)
+            upload = _Upload(self._submitted, source, held, name, overwrite, link, first)
             self._waiting.append(upload)
             self._start_threads()
             self._changed.notify_all()
@@ -249,13 +239,13 @@ class Uploader:
             return
         since = time.monotonic()
         with self._changed:
-            while self._pending():
+            while self.pending:
                 left = min(self._seconds_left(since), since + self._limit - time.monotonic())
                 if left <= 0:
                     break
-                pending = len(self._pending())
-                self._changed.wait_for(lambda: len(self._pending()) < pending, left)  # noqa: B023 - called immediately
-            names = self._pending()
+                pending = len(self.pending)
+                self._changed.wait_for(lambda: len(self.pending) < pending, left)  # noqa: B023 - called immediately
+            names = self.pending
             if names or self._deadline.failing:
                 self._deadline.waited_in_vain(since)
             if not names:
@@ -340,16 +330,11 @@ class Uploader:
                 f"`overwrite=True` (`save_overwrite=True` for the checkpoints of a Trainer) to replace it, or use "
                 f"another name."
             )
-        send = self._send or self.storage.upload
         for file, name in upload.before:
-            send(file, name, self._progressed)
-        send(upload.held, upload.name, self._progressed)  # returns when the file is complete
+            self._send(file, name, self._progressed)
+        self._send(upload.held, upload.name, self._progressed)  # returns when the file is complete
         if upload.link is not None:
             self._write_link(upload.number, *upload.link)
-        if upload.remove is not None:
-            with suppress(FileNotFoundError):
-                if _identity(upload.source) == upload.remove:
-                    upload.source.unlink()
 
     def _progressed(self, done: int, size: int) -> None:
         if done > 0:
@@ -397,8 +382,3 @@ def _hold(source: Path, folder: Path) -> Path:
     except OSError:
         shutil.copyfile(source, held)
     return held
-
-
-def _identity(path: Path) -> tuple[int, int, int]:
-    status = path.stat()
-    return status.st_dev, status.st_ino, status.st_mtime_ns

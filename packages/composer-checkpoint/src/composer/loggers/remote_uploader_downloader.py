@@ -9,16 +9,16 @@ import queue
 import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from composer.checkpoint.backend_uploads import CREDENTIALS_FILE, Backend, UploadProcesses, stage, stagger
 from composer.checkpoint.download import get_file
-from composer.checkpoint.remote_paths import AZURE_ARGUMENTS, validate_credentials
-from composer.checkpoint.storage import check_bucket
+from composer.checkpoint.remote_paths import validate_credentials
+from composer.checkpoint.storage import authority_of, check_bucket
 from composer.checkpoint.store_base import ObjectStore
-from composer.checkpoint.upload import Uploader
+from composer.checkpoint.upload import Send, Uploader
 from composer.core import State
 from composer.loggers import Logger, LoggerDestination
 from composer.loggers.spi import check_delivery_options
@@ -81,27 +81,17 @@ class RemoteUploaderDownloader(LoggerDestination):
         self.on_error = on_error
         check_integers(num_concurrent_uploads=num_concurrent_uploads, num_attempts=num_attempts, least=1)
         self._backend = Backend.of_uri(bucket_uri, backend_kwargs)
+        self.remote_backend_name, self.remote_bucket_name = self._backend.name, self._backend.bucket
         self.file_path_format_string = file_path_format_string
         self.num_attempts, self.use_procs = num_attempts, use_procs
         self.upload_staging_folder = upload_staging_folder
         self._num_concurrent_uploads = num_concurrent_uploads
         self._staging: Path | None = None
         self._run_name: str | None = None
-        self._remote_backend: ObjectStore | None = None
         self._uploader: Uploader | None = None
         self._processes: UploadProcesses | None = None
         self._exception_queue: queue.Queue[BaseException] = queue.Queue()
         self._lost: list[str] = []  # the names of failed uploads
-
-    @property
-    def remote_backend_name(self) -> str:
-        """The kind of store."""
-        return self._backend.name
-
-    @property
-    def remote_bucket_name(self) -> str:
-        """The bucket, container or host."""
-        return self._backend.bucket
 
     @property
     def backend_kwargs(self) -> dict[str, Any]:
@@ -117,16 +107,14 @@ class RemoteUploaderDownloader(LoggerDestination):
         """Return True if `upload_file` accepts a URI as a name: it is in this bucket."""
         return parse_uri(uri)[:2] == (self.remote_backend_name, self.remote_bucket_name)
 
-    @property
+    @cached_property
     def remote_backend(self) -> ObjectStore:
         """The object store, made when it is first needed.
 
         Raises:
             ValueError: There is no such kind of store.
         """
-        if self._remote_backend is None:
-            self._remote_backend = self._backend.build()
-        return self._remote_backend
+        return self._backend.build()
 
     def init(self, state: State, logger: Logger) -> None:
         """Check the credentials, and get ready to upload.
@@ -140,7 +128,8 @@ class RemoteUploaderDownloader(LoggerDestination):
         self._backend = self._backend.with_mlflow_ids()
         if dist.get_global_rank() == 0:
             validate_credentials(self.remote_backend, self._remote_name(CREDENTIALS_FILE))
-        storage, send = self._backend.storage(), None
+        storage = self._backend.storage(self.num_attempts)
+        send: Send = storage.upload
         if self.use_procs:
             context = multiprocessing.get_context("spawn")
             self._processes = UploadProcesses(context, self._backend, self._num_concurrent_uploads, self.num_attempts)
@@ -149,9 +138,8 @@ class RemoteUploaderDownloader(LoggerDestination):
         self._uploader = Uploader(
             storage,
             concurrent=self._num_concurrent_uploads,
-            attempts=self.num_attempts,
             timeout=deadline.for_service() if isinstance(deadline, DeliveryDeadline) else _SILENCE_SECONDS,
-            send=stagger(send or storage.with_attempts(self.num_attempts).upload),
+            send=stagger(send),
         )
 
     def can_upload_files(self) -> bool:
@@ -180,11 +168,13 @@ class RemoteUploaderDownloader(LoggerDestination):
         if not overwrite and name in uploader.pending:
             raise FileExistsError(f"Object {name} was already enqueued to be uploaded, but overwrite=False.")
         copy = stage(Path(file_path), self._staging_folder())
-        future = uploader.upload(copy, name, overwrite=overwrite, remove_source=True)
+        future = uploader.upload(copy, name, overwrite=overwrite)
 
         def note(done: Any) -> None:
             error = done.exception()
-            if error is not None:
+            if error is None:
+                copy.unlink(missing_ok=True)
+            else:
                 self._lost.append(name)
                 self._exception_queue.put(error)
 
@@ -313,14 +303,14 @@ def maybe_create_remote_uploader_downloader_from_uri(
                 stacklevel=2,
             )
             return None
-    if scheme == "libcloud":
-        return RemoteUploaderDownloader(f"libcloud://{bucket}", {"container": bucket, **AZURE_ARGUMENTS})
-    if scheme == "dbfs":
-        return RemoteUploaderDownloader(uri, {"path": path})
-    if scheme == "sftp":
-        return RemoteUploaderDownloader(uri.partition("://")[0] + "://" + urlsplit(uri).netloc)
-    if scheme not in ("s3", "gs", "oci"):
+    of_bucket = {
+        **{name: f"{name}://{bucket}" for name in ("s3", "gs", "oci")},
+        "libcloud": f"azure://{bucket}",
+        "dbfs": uri,
+        "sftp": f"sftp://{authority_of(uri)}",
+    }
+    if scheme not in of_bucket:
         raise NotImplementedError(
             f"There is no uploader for {scheme}:// as in {uri!r}. Use one of azure, dbfs, gs, oci, s3, sftp."
         )
-    return RemoteUploaderDownloader(f"{scheme}://{bucket}")
+    return RemoteUploaderDownloader(of_bucket[scheme])

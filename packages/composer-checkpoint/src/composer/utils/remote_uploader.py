@@ -12,15 +12,16 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from enum import Enum
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+from composer.checkpoint._ranks import on_first_rank
 from composer.checkpoint.backend_uploads import CREDENTIALS_FILE, Backend, UploadProcesses, stage, stagger
 from composer.checkpoint.remote_paths import validate_credentials
 from composer.checkpoint.store_base import ObjectStore
 from composer.checkpoint.upload import Uploader
-from composer.utils import dist, int_at_least, is_uri
+from composer.utils import int_at_least, is_uri
 
 __all__ = ["RemoteFilesExistingCheckStatus", "RemoteUploader"]
 
@@ -81,24 +82,14 @@ class RemoteUploader:
                 f"There is no uploader for {self._backend.name}:// as in {remote_folder!r}. Use one of azure, "
                 f"{', '.join(_KINDS)}."
             )
+        self.remote_backend_name, self.remote_bucket_name = self._backend.name, self._backend.bucket
         self.futures: list[Future[None]] = []
-        self._remote_backend: ObjectStore | None = None
         self._uploader: Uploader | None = None
         self._processes: UploadProcesses | None = None
         self._staging: Path | None = None
         self._failed: set[str] = set()  # the names of files whose last upload failed
         self._ended = threading.Event()
         self._checks: list[Future[RemoteFilesExistingCheckStatus]] = []
-
-    @property
-    def remote_backend_name(self) -> str:
-        """The kind of store."""
-        return self._backend.name
-
-    @property
-    def remote_bucket_name(self) -> str:
-        """The bucket, container or host."""
-        return self._backend.bucket
 
     @property
     def path(self) -> str:
@@ -110,12 +101,10 @@ class RemoteUploader:
         """The arguments of the object store's class."""
         return self._backend.arguments
 
-    @property
+    @cached_property
     def remote_backend(self) -> ObjectStore:
         """The object store, made when it is first needed."""
-        if self._remote_backend is None:
-            self._remote_backend = self._backend.build()
-        return self._remote_backend
+        return self._backend.build()
 
     def init(self) -> None:
         """Check the credentials. A collective: rank 0 uploads a tiny file, and all ranks learn of its failure.
@@ -124,18 +113,8 @@ class RemoteUploader:
             RuntimeError: Rank 0 cannot upload; there, its own error is raised.
         """
         self._backend = self._backend.with_mlflow_ids()
-        problem: Exception | None = None
-        if dist.get_global_rank() == 0:
-            try:
-                validate_credentials(self.remote_backend, CREDENTIALS_FILE)
-            except Exception as error:  # noqa: BLE001 - raised on every rank
-                problem = error
-        outcome: list[Any] = [None if problem is None else str(problem)]
-        dist.broadcast_object_list(outcome, src=0)
-        if problem is not None:
-            raise problem
-        if outcome[0] is not None:
-            raise RuntimeError(f"Rank 0 cannot upload to {self._backend.uri}: {outcome[0]}")
+        problem = f"Rank 0 cannot upload to {self._backend.uri}"
+        on_first_rank(lambda: validate_credentials(self.remote_backend, CREDENTIALS_FILE), problem=problem)
 
     def upload_file_async(
         self, remote_file_name: str, file_path: str | os.PathLike[str], overwrite: bool
@@ -156,8 +135,8 @@ class RemoteUploader:
         uploader = self._open()
         assert self._staging is not None, "`_open` has made it"
         copy, name = stage(Path(file_path), self._staging), remote_file_name.lstrip("/")
-        future = uploader.upload(copy, name, overwrite=overwrite, remove_source=True)
-        future.add_done_callback(partial(self._note, name))
+        future = uploader.upload(copy, name, overwrite=overwrite)
+        future.add_done_callback(partial(self._note, name, copy))
         self.futures.append(future)
         return future
 
@@ -168,7 +147,7 @@ class RemoteUploader:
             Exception: The failure of an upload.
         """
         done = [future for future in self.futures if future.done()]
-        self.futures = [future for future in self.futures if not future.done()]
+        self.futures = [future for future in self.futures if future not in done]  # more may be done by now
         for future in done:
             future.result()
 
@@ -239,7 +218,7 @@ class RemoteUploader:
 
         def watch() -> None:
             try:
-                storage = self._backend.storage().with_attempts(self.num_attempts)
+                storage = self._backend.storage(self.num_attempts)
                 while not result.done():
                     if not self._failed.isdisjoint(name.lstrip("/") for name in names):
                         return _end(result, RemoteFilesExistingCheckStatus.ERROR)
@@ -265,15 +244,15 @@ class RemoteUploader:
             self._processes = UploadProcesses(context, self._backend, self.num_concurrent_uploads, self.num_attempts)
             self._staging = Path(tempfile.mkdtemp(prefix="composer-uploads-"))
             self._uploader = Uploader(
-                self._backend.storage(),
+                self._backend.storage(self.num_attempts),
                 concurrent=self.num_concurrent_uploads,
-                attempts=self.num_attempts,
                 send=stagger(self._processes.send),
             )
         return self._uploader
 
-    def _note(self, name: str, future: Future[None]) -> None:
+    def _note(self, name: str, copy: Path, future: Future[None]) -> None:
         if future.exception() is None:
+            copy.unlink(missing_ok=True)
             self._failed.discard(name)
         else:
             self._failed.add(name)

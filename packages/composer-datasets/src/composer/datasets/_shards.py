@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO
+from uuid import uuid4
 
 import numpy as np
 
@@ -192,7 +193,7 @@ def _encode(image: Any, options: WriteOptions) -> tuple[bytes, int, int, int]:
 @contextmanager
 def durable(path: Path) -> Iterator[BinaryIO]:
     """Open a file for writing that gets its name when it is complete and on the disk."""
-    partial = path.with_name(f"{path.name}.{os.getpid()}{PARTIAL}")
+    partial = path.with_name(f"{path.name}.{uuid4().hex}{PARTIAL}")  # other nodes may write it too
     try:
         with partial.open("wb") as file:
             yield file

@@ -17,7 +17,7 @@ from composer.datasets._options import Options
 from composer.datasets.device_loader import AnyDevice
 from composer.datasets.image_transform import ImageTransform
 from composer.datasets.synthetic import synthetic_images
-from composer.datasets.utils import NormalizationFn, pil_image_collate
+from composer.datasets.utils import NormalizationFn, pil_image, pil_image_collate
 from composer.utils import dist
 
 
@@ -70,16 +70,12 @@ class LabelledImages(Dataset[tuple[Any, Any]]):
 
     def __init__(self, images: Tensor, targets: Tensor, transform: Callable[[Any], Any] | None = None) -> None:
         self.images, self.targets, self.transform = images, targets, transform
-        self._pixels = images.permute(0, 2, 3, 1).contiguous().numpy()
 
     def __len__(self) -> int:
         return len(self.images)
 
     def __getitem__(self, index: int) -> tuple[Any, Any]:
-        from PIL import Image
-
-        pixels = self._pixels[index]
-        image: Any = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
+        image = pil_image(self.images[index])
         return image if self.transform is None else self.transform(image), int(self.targets[index])
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from composer.datasets._shards import durable
 from composer.utils import dist
 
 _DOCUMENTS_PER_CALL = 256
@@ -93,7 +92,9 @@ class TextTokenizer:
         path = folder / f"tokens-{self._fingerprint(sources)}.{dtype.name}"
         with dist.busy_wait_for_local_rank_zero(str(folder)):
             if dist.get_local_rank() == 0 and not path.exists():
-                _write(path, self._parts(documents(), dtype))
+                with durable(path) as file:
+                    for part in self._parts(documents(), dtype):
+                        file.write(part.tobytes())
         return np.memmap(path, dtype, mode="r") if path.stat().st_size else np.empty(0, dtype)
 
     def _parts(self, documents: Iterable[str], dtype: np.dtype) -> Iterator[np.ndarray]:
@@ -115,16 +116,3 @@ class TextTokenizer:
             # Tokenizers with the same vocabulary may still split text differently.
             digest.update(repr(encode(tokenizer, [f"It's {sources[0].name}: 3.14, Don't PANIC!\n"])).encode())
         return digest.hexdigest()[:20]
-
-
-def _write(path: Path, parts: Iterable[np.ndarray]) -> None:
-    """Write to a temporary file and rename it, so that the file is complete if it exists."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            for part in parts:
-                file.write(part.tobytes())
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise

@@ -136,17 +136,14 @@ def _lines(shard: Path) -> Iterator[str]:
             with gzip.open(shard, "rt", encoding="utf-8") as file:
                 yield from file
         elif shard.suffix == ".zst":
-            with shard.open("rb") as compressed, _zstd(compressed) as file:
+            zstandard = require("zstandard", "A shard that ends in `.zst`", "zstd")
+            with shard.open("rb") as compressed, zstandard.ZstdDecompressor().stream_reader(compressed) as file:
                 yield from io.TextIOWrapper(file, encoding="utf-8")
         else:
             with shard.open(encoding="utf-8") as file:
                 yield from file
     except (gzip.BadGzipFile, EOFError) as error:
         raise ValueError(f"{str(shard)!r} is damaged ({error}). Download it again.") from error
-
-
-def _zstd(file: Any) -> Any:
-    return require("zstandard", "A shard that ends in `.zst`", "zstd").ZstdDecompressor().stream_reader(file)
 
 
 def _shards(datadir: Path, split: str) -> list[Path]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
-from composer.datasets.sampler import ShardSampler, derived_seed
+from composer.datasets.sampler import ShardLoader, ShardSampler, derived_seed
 from composer.devices import Device
 from composer.utils import dist
 
@@ -92,7 +92,7 @@ def draw_for_batch(
     return drawn if ranks == 1 else tuple(part[sampler.rank :: ranks] for part in drawn)
 
 
-class DeviceLoader:
+class DeviceLoader(ShardLoader):
     """A loader over a whole data set in the memory of the training device.
 
     A batch is one `index_select` of the stored samples, transformed on the device: there are no worker processes, no
@@ -164,15 +164,6 @@ class DeviceLoader:
         self.inputs = inputs.to(storage).contiguous()
         self.targets = None if targets is None else targets.to(storage).contiguous()
         self.batch_size, self.transform = batch_size, transform
-        self.batch_sizes: Callable[[int], int] | None = None
-
-    def __len__(self) -> int:
-        """Return the number of batches in an epoch, or in the next one if they are of different sizes."""
-        return len(self.sampler.batch_bounds(0, self.batch_sizes or self.batch_size))
-
-    def __iter__(self) -> Iterator[Any]:
-        epoch, start = self.sampler.begin()  # now, not when the first batch is requested
-        return self._iterate(epoch, start)
 
     def _iterate(self, epoch: int, start: int) -> Iterator[Any]:
         sampler, device = self.sampler, self.inputs.device
@@ -181,7 +172,7 @@ class DeviceLoader:
         # Class indices are small: permute them once per epoch, so that a batch only needs a slice.
         ordered = all_targets.index_select(0, share) if all_targets is not None and all_targets.dim() == 1 else None
         generator = torch.Generator(device)
-        for begin, end in sampler.batch_bounds(start, self.batch_sizes or self.batch_size):
+        for begin, end in self._bounds(start):
             indices = share[begin:end]
             targets: Tensor | None = None
             if ordered is not None:
@@ -198,22 +189,3 @@ class DeviceLoader:
         size = self.batch_size if self.batch_sizes is None else self.batch_sizes(begin)
         drawn = draw_for_batch(self.transform, self.sampler, size, inputs.shape, generator, epoch, begin)
         return self.transform(inputs, targets, drawn)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next iteration, a zero-based index."""
-        self.sampler.set_epoch(epoch)
-
-    def state_dict(self) -> dict[str, int]:
-        """Return the position after the last batch that was yielded."""
-        return self.sampler.state_dict()
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        """Continue from a position in the next iteration.
-
-        Args:
-            state: The result of `state_dict` on the same rank of the same number of ranks.
-
-        Raises:
-            ValueError: It was saved for a data set with another number of samples.
-        """
-        self.sampler.load_state_dict(state)

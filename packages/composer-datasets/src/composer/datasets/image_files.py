@@ -19,7 +19,7 @@ from torch.utils.data import Dataset
 from composer.datasets._jpeg import Box, cut_jpeg, decode_jpeg, require_decoder
 from composer.datasets._missing import missing_files
 from composer.datasets._shards import INDEX, JPEG, PLAN, RAW, Shard, shard_name
-from composer.datasets.utils import pil_image_collate
+from composer.datasets.utils import pil_image, pil_image_collate
 from composer.utils import check_finite
 
 __all__ = [
@@ -240,7 +240,7 @@ class ImageFiles(Dataset[tuple[Any, int]]):
             image = torch.nn.functional.interpolate(image, (size, size), mode="bilinear", antialias=True)
         if part.mirrored:
             image = image.flip(3)
-        return image[0] if self.transform is None else self.transform(_pil(image[0])), part.label
+        return image[0] if self.transform is None else self.transform(pil_image(image[0])), part.label
 
     def _damaged(self, index: int, reason: str) -> str:
         return (
@@ -322,9 +322,3 @@ def _read_index(folder: Path) -> dict[str, Any]:
             f"version {index.get('version')!r}. Upgrade composer-datasets, or write the folder again."
         )
     return index
-
-
-def _pil(image: Tensor) -> Any:
-    from PIL import Image
-
-    return Image.fromarray(image.permute(1, 2, 0).contiguous().numpy())

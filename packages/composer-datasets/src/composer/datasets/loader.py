@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from composer.datasets.device_loader import AnyDevice, DeviceTransform, draw_for_batch, to_torch_device
-from composer.datasets.sampler import ShardSampler, derived_seed
+from composer.datasets.sampler import ShardLoader, ShardSampler, derived_seed
 from composer.utils.reproducibility import seed_context
 
 __all__ = ["ResumableDataLoader"]
@@ -28,7 +28,7 @@ _PASSED = frozenset(
 )
 
 
-class ResumableDataLoader(DataLoader[Any]):
+class ResumableDataLoader(ShardLoader, DataLoader[Any]):  # type: ignore[misc]  # narrower types than torch's
     """A `torch.utils.data.DataLoader` that can stop after any batch and resume there immediately.
 
     The order depends on (seed, epoch) and each batch's random transforms on (seed, epoch, position, rank), but not on
@@ -110,7 +110,6 @@ class ResumableDataLoader(DataLoader[Any]):
         self._device_transform = device_transform
         self._keys = _EpochKeys()
         self._inner: DataLoader[Any] | None = None
-        self.batch_sizes: Callable[[int], int] | None = None
         super().__init__(
             dataset,
             batch_size=batch_size,
@@ -122,18 +121,10 @@ class ResumableDataLoader(DataLoader[Any]):
         )
         self._passed = kwargs
 
-    def __len__(self) -> int:
-        """Return the number of batches in an epoch, or in the next one if they are of different sizes."""
-        return len(self._shard.batch_bounds(0, self.batch_sizes or self.batch_size or 1))
-
-    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch returns its own iterator class
-        epoch, start = self._shard.begin()  # now, not when the first batch is requested
-        return self._iterate(epoch, start)
-
     def _iterate(self, epoch: int, start: int) -> Iterator[Any]:
         shard = self._shard
         share = shard.share(epoch).tolist()
-        bounds = shard.batch_bounds(start, self.batch_sizes or self.batch_size or 1)
+        bounds = self._bounds(start)
         self._keys.keys = [
             (derived_seed(shard.seed, epoch, begin, shard.rank), share[begin:end]) for begin, end in bounds
         ]
@@ -144,7 +135,7 @@ class ResumableDataLoader(DataLoader[Any]):
 
     def _on_device(self, batch: Any, transform: DeviceTransform, epoch: int, begin: int) -> Any:
         device = self._device
-        size = (self.batch_size or 1) if self.batch_sizes is None else self.batch_sizes(begin)
+        size = self.batch_size if self.batch_sizes is None else self.batch_sizes(begin)
         inputs, targets = (batch, None) if isinstance(batch, Tensor) else batch
         inputs = inputs.to(device, non_blocking=True)
         targets = None if targets is None else targets.to(device, non_blocking=True)
@@ -166,25 +157,6 @@ class ResumableDataLoader(DataLoader[Any]):
         if self.persistent_workers:
             self._iterator = iterator
         return iterator
-
-    def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next iteration, a zero-based index."""
-        self._shard.set_epoch(epoch)
-
-    def state_dict(self) -> dict[str, int]:
-        """Return the position after the last batch that was yielded."""
-        return self._shard.state_dict()
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        """Continue from a position in the next iteration.
-
-        Args:
-            state: The result of `state_dict` on the same rank of the same number of ranks.
-
-        Raises:
-            ValueError: It was saved for a data set with another number of samples.
-        """
-        self._shard.load_state_dict(state)
 
 
 class _EpochKeys:

@@ -11,7 +11,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from composer.utils import check_finite, dist, plain_int
 
-__all__ = ["ShardSampler", "derived_seed"]
+__all__ = ["ShardLoader", "ShardSampler", "derived_seed"]
 
 _HOST = torch.device("cpu")
 
@@ -184,3 +184,51 @@ class ShardSampler(DistributedSampler[Any]):
         self.seed = state["seed"]
         self.position = self._loaded = (state["epoch"], min(state["samples"], self.num_samples))
         self.epoch, self._next_epoch = state["epoch"], None
+
+
+class ShardLoader:
+    """Base of the loaders that iterate over this rank's share in batches, and resume after any of them.
+
+    Attributes:
+        sampler: The `ShardSampler`.
+        batch_size: Samples per batch of this rank.
+        batch_sizes: Returns the size of a batch by the samples of this rank's share before it in the epoch, for batches
+            whose size is not `batch_size`, as with `BatchSizeWarmup`. None: all have `batch_size`.
+    """
+
+    sampler: ShardSampler
+    batch_size: int
+    batch_sizes: Callable[[int], int] | None = None
+
+    def __len__(self) -> int:
+        """Return the number of batches in an epoch, or in the next one if they are of different sizes."""
+        return len(self._bounds(0))
+
+    def __iter__(self) -> Iterator[Any]:
+        epoch, start = self.sampler.begin()  # now, not when the first batch is requested
+        return self._iterate(epoch, start)
+
+    def _bounds(self, start: int) -> list[tuple[int, int]]:
+        return self.sampler.batch_bounds(start, self.batch_sizes or self.batch_size)
+
+    def _iterate(self, epoch: int, start: int) -> Iterator[Any]:
+        raise NotImplementedError
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of the next iteration, a zero-based index."""
+        self.sampler.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the position after the last batch that was yielded."""
+        return self.sampler.state_dict()
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Continue from a position in the next iteration.
+
+        Args:
+            state: The result of `state_dict` on the same rank of the same number of ranks.
+
+        Raises:
+            ValueError: It was saved for a data set with another number of samples.
+        """
+        self.sampler.load_state_dict(state)

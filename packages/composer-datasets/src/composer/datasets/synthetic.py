@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from composer.datasets.sampler import derived_seed
+from composer.datasets.utils import pil_image
 from composer.utils import check_finite
 
 __all__ = [
@@ -130,7 +131,7 @@ class SyntheticImageDataset(Dataset[tuple[Any, int]]):
         _check_index(index, self._size)
         image: Any = self._images[index % len(self._images)]
         if self._as_pil:
-            image = _pil(image)
+            image = pil_image(image)
         return image if self.transform is None else self.transform(image), int(self._labels[index % len(self._labels)])
 
 
@@ -191,7 +192,7 @@ class SyntheticSegmentationDataset(Dataset[tuple[Any, Any]]):
         image: Any = self._images[place]
         mask: Any = self._masks[place]
         if self._as_pil:
-            image, mask = _pil(image), _pil(mask[None])
+            image, mask = pil_image(image), pil_image(mask[None])
         return (image, mask) if self.transforms is None else self.transforms(image, mask)
 
 
@@ -295,10 +296,3 @@ def _num_unique(size: int, num_unique: int | None, most: int = 1000) -> int:
 def _check_index(index: int, size: int) -> None:
     if not 0 <= index < size:  # otherwise a plain `for` over the samples would not end
         raise IndexError(f"`index` must be from 0 to {size - 1}, got {index!r}.")
-
-
-def _pil(image: Tensor) -> Any:
-    from PIL import Image
-
-    pixels = image.permute(1, 2, 0).numpy()
-    return Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)

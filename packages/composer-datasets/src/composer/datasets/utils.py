@@ -145,6 +145,18 @@ def pil_image_collate(
     return images, torch.from_numpy(np.stack(targets).astype(np.int64))
 
 
+def pil_image(image: Tensor) -> Any:
+    """Return a Pillow image.
+
+    Args:
+        image: Shape (C, H, W), uint8, with 1 or 3 channels.
+    """
+    from PIL import Image
+
+    pixels = image.permute(1, 2, 0).contiguous().numpy()
+    return Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
+
+
 def _array(image: Any) -> np.ndarray:
     """Return the pixels, shape (H, W, C), uint8."""
     array = np.asarray(image, dtype=np.uint8)

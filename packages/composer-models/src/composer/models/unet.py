@@ -30,12 +30,8 @@ _NORMS: dict[str, dict[int, Callable[[int], nn.Module]]] = {
         2: lambda channels: nn.InstanceNorm2d(channels, affine=True),
         3: lambda channels: nn.InstanceNorm3d(channels, affine=True),
     },
-    "group": {
-        dims: lambda channels: nn.GroupNorm(
-            math.gcd(8, channels), channels
-        )  # channels must be a multiple of the groups
-        for dims in (2, 3)
-    },
+    # Channels must be a multiple of the groups.
+    "group": dict.fromkeys((2, 3), lambda channels: nn.GroupNorm(math.gcd(8, channels), channels)),
 }
 
 

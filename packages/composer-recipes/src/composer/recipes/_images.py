@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -181,20 +182,23 @@ def first(name: str, count: int | None, images: Tensor, targets: Tensor) -> tupl
     return images[:count], targets[:count]
 
 
-def hold_out(count: int, images: Tensor, targets: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Split the last images off a training set, for choosing hyperparameters.
+def load_split(
+    load: Callable[[Path, bool], tuple[Tensor, Tensor]], root: Path, count: int | None
+) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Return images and targets to train on, and those to test on.
 
     Args:
-        count: Number of images to hold out.
-        images: All images.
-        targets: All targets.
-
-    Returns:
-        Images and targets to train on, and those held out.
+        load: `load(root, is_train)` reads the training set or the test set.
+        root: The folder.
+        count: Split this many images off the end of the training set, for choosing hyperparameters, and test on them.
+            None: the test set.
 
     Raises:
         ValueError: No image would remain.
     """
+    images, targets = load(root, True)
+    if count is None:
+        return (images, targets), load(root, False)
     if count >= len(images):
         raise ValueError(f"`validation_samples` must be below {len(images)}, the number of images, got {count}.")
     return (images[:-count], targets[:-count]), (images[-count:], targets[-count:])

@@ -7,7 +7,7 @@ import glob
 import hashlib
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -216,9 +216,27 @@ class _Session:
 
     def profile(self, folder: Path) -> Path:
         """Train an epoch with the profiler, and return the path of the trace."""
-        seed, batches = self.settings.seed, self._batches_per_epoch()
+        from composer.profiler import JSONTraceHandler, Profiler, cyclic_schedule
+
+        handler = JSONTraceHandler(
+            folder=str(folder), remote_file_name=None, merged_trace_remote_file_name=None, overwrite=True
+        )
+        profiler = Profiler(
+            schedule=cyclic_schedule(warmup=_PROFILE_WARMUP, active=_PROFILE_ACTIVE),
+            trace_handlers=handler,
+            torch_prof_folder=str(folder / "torch"),
+            torch_prof_remote_file_name=None,
+            torch_prof_overwrite=True,
+            torch_prof_record_shapes=True,
+        )
+        seed = self.settings.seed
         with seed_context(seed):
-            return _profile_run(lambda profiler: self._trainer(seed, batches, [], profiler=profiler), folder)
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "The profiler is enabled")  # intended, and no times are compared here
+                trainer = self._trainer(seed, self._batches_per_epoch(), [], profiler=profiler)
+            trainer.fit()
+            trainer.close()
+        return folder / "merged_trace.json"
 
     def _saving(self, seed: int) -> dict[str, Any]:
         """Return the arguments of the Trainer that save and resume a run."""
@@ -312,26 +330,3 @@ def _deterministic(threads: int | None) -> Iterator[None]:
         torch.set_num_threads(threads_before)
         torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
         torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = cudnn
-
-
-def _profile_run(make_trainer: Callable[[Any], Any], folder: Path) -> Path:
-    """Train with the profiler, write to a folder and return the path of the merged trace."""
-    from composer.profiler import JSONTraceHandler, Profiler, cyclic_schedule
-
-    handler = JSONTraceHandler(
-        folder=str(folder), remote_file_name=None, merged_trace_remote_file_name=None, overwrite=True
-    )
-    profiler = Profiler(
-        schedule=cyclic_schedule(warmup=_PROFILE_WARMUP, active=_PROFILE_ACTIVE),
-        trace_handlers=handler,
-        torch_prof_folder=str(folder / "torch"),
-        torch_prof_remote_file_name=None,
-        torch_prof_overwrite=True,
-        torch_prof_record_shapes=True,
-    )
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "The profiler is enabled")  # intended, and no times are compared here
-        trainer = make_trainer(profiler)
-    trainer.fit()
-    trainer.close()
-    return folder / "merged_trace.json"

@@ -27,7 +27,7 @@ from composer.algorithms.weight_standardization import WeightStandardization
 from composer.core import Algorithm
 from composer.datasets import load_cifar10, load_fashion_mnist
 from composer.recipes._hparams import check_at_least
-from composer.recipes._images import Augmentation, ImageSet, check_samples, first, hold_out
+from composer.recipes._images import Augmentation, ImageSet, check_samples, first, load_split
 from composer.recipes._parts import find_data
 
 ALGORITHMS: Mapping[str, type[Algorithm]] = {
@@ -133,11 +133,8 @@ def _load(
     data: FashionMNIST | Cifar10,
     augmentation: Augmentation,
 ) -> ImageSet:
-    root = find_data(data.data)
     held_out = data.validation_samples
-    if held_out is None:
-        train, test = load(root, True), first("test_samples", data.test_samples, *load(root, False))
-    else:
-        train, test = hold_out(held_out, *load(root, True))
+    train, test = load_split(load, find_data(data.data), held_out)
     train = first("train_samples", data.train_samples, *train)
+    test = first("test_samples", data.test_samples, *test)
     return ImageSet(name, train, test, 10, data.batch_size, augmentation, validation=held_out is not None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from composer.models import ComposerClassifier
-from composer.recipes._hparams import SGD, check_at_least
+from composer.recipes._hparams import AdamW, check_at_least
 from composer.recipes._images import CLASSIFICATION, ImageSet
 from composer.recipes._networks import ConvNet
 from composer.recipes._task import Task
@@ -45,10 +45,10 @@ TASK = Task(
     ),
     data=Data(),
     network=Network(),
-    training=SGD(epochs=16, lr=0.2),
+    training=AdamW(epochs=4, lr=1e-2),
     metrics=CLASSIFICATION,
     algorithms=ALGORITHMS,
-    chosen=("channels_last", "ema", "label_smoothing", "scale_schedule", "weight_standardization"),
+    chosen=("channels_last", "label_smoothing", "muon", "scale_schedule"),
     tuned={
         "ema": {"half_life": "100ba", "update_interval": "5ba"},
         "gradient_clipping": {"clipping_type": "norm", "clipping_threshold": 1.0},

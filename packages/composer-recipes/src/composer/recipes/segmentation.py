@@ -20,7 +20,7 @@ from composer.algorithms.weight_standardization import WeightStandardization
 from composer.datasets import load_fashion_mnist
 from composer.models import ComposerModel
 from composer.recipes._hparams import AdamW, check_at_least
-from composer.recipes._images import Augmentation, ImageSet, hold_out
+from composer.recipes._images import Augmentation, ImageSet, load_split
 from composer.recipes._parts import Metric, find_data
 from composer.recipes._task import Task
 
@@ -78,13 +78,9 @@ class Data:
             FileNotFoundError: Fashion-MNIST does not exist; the message has the command that downloads it.
             ValueError: A file has unexpected contents, or no item would remain for training.
         """
-        root = find_data(self.data)
         make = partial(make_scenes, size=self.size, items=self.items, noise=self.noise)
         held_out = self.validation_samples
-        if held_out is None:
-            train, test = load_fashion_mnist(root, True), load_fashion_mnist(root, False)
-        else:
-            train, test = hold_out(held_out, *load_fashion_mnist(root, True))
+        train, test = load_split(load_fashion_mnist, find_data(self.data), held_out)
         return ImageSet(
             "scenes of Fashion-MNIST",
             make(*train, self.train_samples, seed=1),

@@ -143,17 +143,17 @@ def read_attempts(path: Path, notes: list[str]) -> list[Attempt]:
         for line in file:
             try:
                 record = json.loads(line)
-                if record["type"] == "start":
-                    _check_schema(record, path)
-                    attempts.append(Attempt(record))
-                elif attempts:
+                starts = record["type"] == "start"
+                if attempts and not starts:
                     attempts[-1].add(record)
-                else:
-                    unknown += 1
-            except (ValueError, KeyError, TypeError) as error:
-                if isinstance(error, _TooNewError):
-                    raise
+            except (ValueError, KeyError, TypeError):
                 damaged += 1
+                continue
+            if starts:
+                _check_schema(record, path)
+                attempts.append(Attempt(record))
+            elif not attempts:
+                unknown += 1
     if damaged:
         subject = "line was" if damaged == 1 else "lines were"
         notes.append(f"{damaged} {subject} damaged, such as by a process killed while writing, and left out.")
@@ -162,13 +162,9 @@ def read_attempts(path: Path, notes: list[str]) -> list[Attempt]:
     return attempts
 
 
-class _TooNewError(ValueError):
-    """The file was written by a later release."""
-
-
 def _check_schema(record: dict[str, Any], path: Path) -> None:
     if record.get("schema") != SCHEMA:
-        raise _TooNewError(
+        raise ValueError(
             f"{str(path)!r} must be a record of schema {SCHEMA}, got {record.get('schema')!r}. It was written by "
             f"another release of `composer-loggers`. Run `pip install --upgrade composer-report`."
         )

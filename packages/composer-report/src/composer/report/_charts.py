@@ -103,7 +103,7 @@ class Charts:
         name = f"chart-{len(self.drawn) - 1}"
         named = {line.name: line.slot for line in chart.lines if not line.faint}
         shown = len(named) if len(named) <= _MOST_KEYS else _FEW_KEYS
-        keys = [_key(key, slot) for key, slot in list(named.items())[:shown]]
+        keys = [coloured(key, slot) for key, slot in list(named.items())[:shown]]
         if len(named) > shown:
             keys.append(el("span", f"and {len(named) - shown} more, named on hovering", class_="more"))
         return el(
@@ -300,5 +300,11 @@ def _notes(chart: Chart, curves: Sequence[Curve]) -> list[str]:
     return notes[:5]
 
 
-def _key(name: str, slot: int) -> Html:
+def coloured(name: str, slot: int) -> Html:
+    """Return a name with its colour in charts."""
     return el("span", name, class_=f"key c{slot % SLOTS}")
+
+
+def group_names(groups: Sequence[Group]) -> list[Html]:
+    """Return the names of groups with their colours in charts."""
+    return [coloured(group.name, slot) for slot, group in enumerate(groups)]

@@ -7,11 +7,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from composer.report._charts import SLOTS, Chart, Charts, mean_line
+from composer.report._charts import Chart, Charts, coloured, group_names, mean_line
 from composer.report._groups import Group, less_is_better, results, show_group
 from composer.report._html import Html, broken, count, duration, el, number, text, utc
 from composer.report._model import Run
-from composer.report._sections import actions, environment_rows, flattened, search, section, show, status_badge, table
+from composer.report._sections import (
+    actions,
+    environment_rows,
+    evaluations_first,
+    flattened,
+    search,
+    section,
+    show,
+    status_badge,
+    table,
+)
 from composer.report._select import Family
 
 
@@ -20,7 +30,7 @@ def runs_table(groups: Sequence[Group]) -> Html:
     rows = []
     for slot, group in enumerate(groups):
         for run in group.runs:
-            name = el("span", group.name, class_=f"key c{slot % SLOTS}")
+            name = coloured(group.name, slot)
             folder = el("code", run.folder.name, class_="nowrap")
             cells: list[Any] = [name, folder, "" if run.seed is None else str(run.seed)]
             ended = text(status_badge(run), el("div", run.error, class_="small") if run.error else None)
@@ -34,9 +44,8 @@ def runs_table(groups: Sequence[Group]) -> Html:
 def results_comparison(groups: Sequence[Group], families: Sequence[Family]) -> Html | None:
     """Return a table of the results of each group, with the best in bold."""
     names = [n for f in families if f.section == "learning" for n in f.members]
-    names.sort(key=lambda n: ("/train/" in n, n.startswith("loss"), n))
     rows: list[list[Any]] = []
-    for name in names:
+    for name in sorted(names, key=evaluations_first):
         outcomes = [results(group, name) for group in groups]
         means = [math.nan if each is None else each.mean for each in outcomes]
         texts = [show_group(each) for each in outcomes]
@@ -50,14 +59,13 @@ def results_comparison(groups: Sequence[Group], families: Sequence[Family]) -> H
     rates = [_mean([rate for run in group.runs if (rate := run_rate(run))]) for group in groups]
     if any(math.isfinite(each) for each in rates):
         rows.append(["batches per second of training", *_marked(rates, [number(r, 3) for r in rates], False)])
-    heads = [el("span", group.name, class_=f"key c{slot % SLOTS}") for slot, group in enumerate(groups)]
     several = [len(group.runs) for group in groups if len(group.runs) > 1]
     caption = "At the end of each run. "
     if several:
         runs = f"{several[0]} runs" if len(set(several)) == 1 else "the runs of each"
         caption = f"At the end; mean and standard deviation over {runs}. "
     return text(
-        table(["", *heads], rows, numeric=len(groups), class_="results"),
+        table(["", *group_names(groups)], rows, numeric=len(groups), class_="results"),
         el("p", caption, "The best mean is set in bold; results of training are not ranked.", class_="small"),
     )
 
@@ -112,9 +120,8 @@ def algorithms_comparison(groups: Sequence[Group]) -> Html | None:
             matches = [a for a in group.runs[0].algorithms if a.name == name]
             cells.append(actions(replace(matches[0], logged={})) if matches else el("span", "not used", class_="none"))
         rows.append(cells)
-    heads = [el("span", group.name, class_=f"key c{slot % SLOTS}") for slot, group in enumerate(groups)]
     of = " (in the first run of each)" if any(len(group.runs) > 1 for group in groups) else ""
-    return section("algorithms", f"What the algorithms did{of}", table(["algorithm", *heads], rows))
+    return section("algorithms", f"What the algorithms did{of}", table(["algorithm", *group_names(groups)], rows))
 
 
 def _values(groups: Sequence[Group], of: Callable[[Run], dict[str, Any]]) -> dict[str, list[list[Any]]]:
@@ -143,14 +150,13 @@ def _difference(groups: Sequence[Group], of: Callable[[Run], dict[str, Any]], wh
     if not values:
         return None
     same = {key: cells for key, cells in values.items() if all(cell == cells[0] and len(cell) == 1 for cell in cells)}
-    heads = [el("span", group.name, class_=f"key c{slot % SLOTS}") for slot, group in enumerate(groups)]
     differing = [(key, cells) for key, cells in values.items() if key not in same]
     differing.sort(key=lambda item: all(cell == item[1][0] for cell in item[1]))  # those within groups come last
     rows = [[el("code", broken(key)), *map(_distinct, cells)] for key, cells in differing]
     common = [[el("code", broken(key)), show(cells[0][0])] for key, cells in same.items()]
     return text(
         search(name) if len(values) > 12 else None,
-        table([what, *heads], rows) if rows else el("p", "No difference between the runs."),
+        table([what, *group_names(groups)], rows) if rows else el("p", "No difference between the runs."),
         el("details", el("summary", f"{count(len(common), what)} the same in all runs"), table([what, "value"], common))
         if common
         else None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,21 @@ class Act:
     event: str
     count: int
     spans: tuple[tuple[int, int, int], ...]
+
+
+def act_of(event: str, spans: Sequence[Sequence[int]]) -> Act:
+    """Return the calls at an event in some spans."""
+    return Act(event, sum(span[2] for span in spans), tuple((a, b, c) for a, b, c in spans))
+
+
+def append_spans(spans: list[list[int]], more: Sequence[Sequence[int]]) -> None:
+    """Append later spans; a span that continues the last one extends it."""
+    for first, last, count in more:
+        if spans and first - spans[-1][1] <= 1:
+            spans[-1][1] = max(spans[-1][1], last)
+            spans[-1][2] += count
+        else:
+            spans.append([first, last, count])
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from composer.report import _sections as single
-from composer.report._charts import SLOTS, Charts
+from composer.report._charts import Charts, group_names
 from composer.report._compare import (
     algorithms_comparison,
     comparison_figures,
@@ -40,6 +40,7 @@ _TITLES = {
     "rate": ("rate", "Learning rate"),
     "speed": ("speed", "Throughput and time"),
     "machine": ("machine", "Memory and machine"),
+    "other": ("others", "Other metrics"),
 }
 _NAV = {
     "results": "Results",
@@ -125,11 +126,10 @@ def _header(run: Run | None, groups: Sequence[Group], title: str) -> Html:
             + (f"; {count(r.superseded, 'batch')} trained again, without their first attempt." if r.superseded else ".")
             for r in run.resumes
         ]
-    keys = [el("span", group.name, class_=f"key c{i % SLOTS}") for i, group in enumerate(groups)]
     return el(
         "header",
         el("p", kind, class_="kind"),
-        el("h1", title) if run else el("h1", keys, class_="keys"),
+        el("h1", title) if run else el("h1", group_names(groups), class_="keys"),
         single.facts(run) if run else None,
         [el("p", note, class_="note") for note in notes],
         id="top",
@@ -161,23 +161,20 @@ def _figures(figures: Sequence[Html], key: str) -> Html | None:
 
 
 def _single(run: Run, all_families: Sequence[Family], charts: Charts) -> list[Html | None]:
-    by_section = {key: [f for f in all_families if f.section == key] for key in (*_TITLES, "other")}
+    learning = [family for family in all_families if family.section == "learning"]
     curves: list[Html | None] = []
     for key, (name, title) in _TITLES.items():
-        shown, left = _drawn(by_section[key], in_one_chart=True)
+        shown, left = _drawn(all_families, key, in_one_chart=True)
         figures = [single.family_figure(family, run, charts) for family in shown]
         times = _times(run) if key == "speed" else None
         curves.append(single.section(name, title, _figures(figures, key), _left_out(left), times))
-    shown, left = _drawn(by_section["other"], in_one_chart=True)
-    others = [single.family_figure(family, run, charts) for family in shown]
     packages = run.environment.get("packages", {})
     environment = [[key, value] for key, value in single.environment_rows(run).items()]
     return [
-        single.section("results", "Results", single.results_table(run, by_section["learning"])),
+        single.section("results", "Results", single.results_table(run, learning)),
         curves[0],
         single.algorithms_section(run, charts),
         *curves[1:],
-        single.section("others", "Other metrics", _figures(others, "other"), _left_out(left)),
         single.tables_section(run),
         single.checkpoints_section(run),
         single.hyperparameters_section(run),
@@ -200,17 +197,20 @@ def _times(run: Run) -> Html | None:
     return single.table(["", "time"], rows, numeric=1, class_="plain")
 
 
-def _drawn(candidates: Sequence[Family], *, in_one_chart: bool) -> tuple[list[Family], list[str]]:
+def _drawn(all_families: Sequence[Family], section: str, *, in_one_chart: bool) -> tuple[list[Family], list[str]]:
     """Return the metrics of a section to draw, and the names of those beyond the limit.
 
     Args:
-        candidates: The metrics of the section.
+        all_families: The metrics of all sections.
+        section: The section.
         in_one_chart: The metrics of a family share a chart, as for a single run.
     """
     drawn: list[Family] = []
     left: list[str] = []
     num_charts = 0
-    for family in candidates:
+    for family in all_families:
+        if family.section != section:
+            continue
         names = list(family.members)
         room = _MOST_CHARTS - num_charts
         if in_one_chart:
@@ -236,12 +236,9 @@ def _packages(packages: dict[str, str]) -> Html:
 def _comparison(groups: Sequence[Group], all_families: Sequence[Family], charts: Charts) -> list[Html | None]:
     curves = []
     for key, (name, title) in _TITLES.items():
-        shown, left = _drawn([f for f in all_families if f.section == key], in_one_chart=False)
-        curves.append(
-            single.section(name, title, _figures(comparison_figures(groups, shown, charts), key), _left_out(left))
-        )
-    shown, left = _drawn([f for f in all_families if f.section == "other"], in_one_chart=False)
-    figures = comparison_figures(groups, shown, charts)
+        shown, left = _drawn(all_families, key, in_one_chart=False)
+        figures = comparison_figures(groups, shown, charts)
+        curves.append(single.section(name, title, _figures(figures, key), _left_out(left)))
     return [
         single.section("results", "Results", results_comparison(groups, all_families)),
         curves[0],
@@ -249,7 +246,6 @@ def _comparison(groups: Sequence[Group], all_families: Sequence[Family], charts:
         algorithms_comparison(groups),
         hyperparameters_comparison(groups),
         *curves[1:],
-        single.section("others", "Other metrics", _figures(figures, "other"), _left_out(left)),
         environment_comparison(groups),
     ]
 

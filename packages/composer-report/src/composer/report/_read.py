@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import numpy as np
 from composer.report._attempts import Attempt, current_attempts, read_attempts
 from composer.report._find import log_of, record_of, run_not_found
 from composer.report._model import (
-    Act,
     AlgorithmActions,
     Checkpoint,
     Evaluation,
@@ -22,6 +20,8 @@ from composer.report._model import (
     Resume,
     Run,
     Table,
+    act_of,
+    append_spans,
 )
 from composer.report._model import Series as Series
 from composer.report._textlog import read_log
@@ -172,7 +172,7 @@ class _Reader:
         for record in self.all("acts"):
             for act in record["values"]:
                 spans = acts.setdefault(act["algorithm"], {}).setdefault(act["event"], [])
-                _append_spans(spans, act["spans"])
+                append_spans(spans, act["spans"])
         descriptions = {
             str(row[0]): str(row[1])
             for table in self.all("table")
@@ -184,10 +184,7 @@ class _Reader:
             AlgorithmActions(
                 name,
                 named.get(name, ""),
-                tuple(
-                    Act(event, sum(span[2] for span in spans), tuple((a, b, c) for a, b, c in spans))
-                    for event, spans in acts.get(name, {}).items()
-                ),
+                tuple(act_of(event, spans) for event, spans in acts.get(name, {}).items()),
                 descriptions.get(name),
                 {
                     key: value
@@ -220,16 +217,6 @@ class _Reader:
                 lost = 0 if before is None else max(0, before.last_step - batch)
                 resumes.append(Resume(batch, attempt.resume["epoch"], attempt.offset, lost))
         return resumes
-
-
-def _append_spans(spans: list[list[int]], more: Sequence[Sequence[int]]) -> None:
-    """Append later spans; a span that continues the last one extends it."""
-    for first, last, count in more:
-        if spans and first - spans[-1][1] <= 1:
-            spans[-1][1] = max(spans[-1][1], last)
-            spans[-1][2] += count
-        else:
-            spans.append([first, last, count])
 
 
 def _module_changes(record: dict[str, Any]) -> list[ModuleChange]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import html
 import math
 from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
-from composer.report._charts import Chart, Charts, Line, epochs_at, packed
+from composer.report._charts import SLOTS, Chart, Charts, Line, coloured, epochs_at, packed
 from composer.report._groups import Group, less_is_better, results
 from composer.report._html import Html, broken, count, duration, el, number, size, text, utc
 from composer.report._model import AlgorithmActions, Run
@@ -78,21 +79,18 @@ def results_table(run: Run, members: list[Family]) -> Html | None:
     """Return a table of the last and best value of each metric and loss."""
     rows: list[list[Any]] = []
     group = Group(run.name, (run,))
-    for name in sorted((n for f in members for n in f.members), key=_evaluations_first):
+    for name in sorted((n for f in members for n in f.members), key=evaluations_first):
         result = results(group, name)
         if result is not None:
             better = "least" if less_is_better(name) else "greatest"
-            last = el("strong", number(result.mean)) if math.isfinite(result.mean) else _bad(result.mean)
+            last = el("strong", number(result.mean), class_=None if math.isfinite(result.mean) else "bad")
             rows.append([el("code", broken(name)), last, number(result.best), better, f"{result.best_step:,}"])
     return table(["metric", "at the end", "best", "best is the", "at batch"], rows, numeric=4) if rows else None
 
 
-def _evaluations_first(name: str) -> tuple[bool, bool, str]:
+def evaluations_first(name: str) -> tuple[bool, bool, str]:
+    """Return a sort key of metrics: those of evaluations first, and losses last of each."""
     return "/train/" in name, name.startswith("loss"), name
-
-
-def _bad(value: float) -> Html:
-    return el("strong", number(value), class_="bad")
 
 
 def family_figure(family: Family, run: Run, charts: Charts) -> Html:
@@ -108,9 +106,11 @@ def family_figure(family: Family, run: Run, charts: Charts) -> Html:
 
 def algorithms_section(run: Run, charts: Charts) -> Html | None:
     """Return the timeline, the actions of each algorithm, replaced modules, and the plan."""
-    slots = {algorithm.name: index for index, algorithm in enumerate(run.algorithms)}
-    timeline = _draw_timeline(run, charts, slots)
-    rows = [[_name(a, slots[a.name]), actions(a), el("code", a.config, class_="config")] for a in run.algorithms]
+    timeline = _draw_timeline(run, charts)
+    rows = [
+        [coloured(a.name, slot), actions(a), el("code", a.config, class_="config")]
+        for slot, a in enumerate(run.algorithms)
+    ]
     modules = [[el("code", m.before), el("code", m.after), str(m.count), _names(m.names, m.count)] for m in run.modules]
     modules += [["", el("code", broken(name)), str(number_), "added"] for name, number_ in run.modules_added.items()]
     return section(
@@ -121,10 +121,6 @@ def algorithms_section(run: Run, charts: Charts) -> Html | None:
         [el("h3", "Modules replaced"), table(["before", "after", "number", "modules"], modules)] if modules else None,
         plan_table(run),
     )
-
-
-def _name(algorithm: AlgorithmActions, slot: int) -> Html:
-    return el("span", algorithm.name, class_=f"key c{slot % 8}")
 
 
 def actions(algorithm: AlgorithmActions) -> Html:
@@ -163,21 +159,20 @@ def plan_table(run: Run) -> Html | None:
     return text(parts)
 
 
-def _draw_timeline(run: Run, charts: Charts, slots: dict[str, int]) -> Html | None:
+def _draw_timeline(run: Run, charts: Charts) -> Html | None:
     """Return a chart of the calls of algorithms, evaluations and checkpoints over the batches; None if empty.
 
     Args:
         run: The run.
         charts: The chart is added here.
-        slots: The colour of each algorithm.
     """
     rows = [*_run_rows(run)]
-    for algorithm in run.algorithms:
-        rows += _algorithm_rows(algorithm, slots[algorithm.name])
+    for slot, algorithm in enumerate(run.algorithms):
+        rows += _algorithm_rows(algorithm, slot)
     if not rows:
         return None
     if len(rows) > _MOST_ROWS:
-        rows = [*_run_rows(run), *(_joined(algorithm, slots[algorithm.name]) for algorithm in run.algorithms)]
+        rows = [*_run_rows(run), *(_joined(algorithm, slot) for slot, algorithm in enumerate(run.algorithms))]
     end = float(max(run.batches, 1))
     data: dict[str, Any] = {
         "kind": "timeline",
@@ -227,7 +222,7 @@ def _bars(run: Run, row: int, slot: int, spans: list[tuple[int, int, str]]) -> d
     first = np.array([span[0] for span in spans], dtype=np.float64)
     last = np.array([span[1] for span in spans], dtype=np.float64)
     texts = [f"batch {a:,.0f}{'' if a == b else f' to {b:,.0f}'}: {text}" for (a, b, text) in spans]
-    return {"row": row, "slot": slot % 8, "xs": _span_xs(run, first, last), "text": [_safe(t) for t in texts]}
+    return {"row": row, "slot": slot % SLOTS, "xs": _span_xs(run, first, last), "text": [_safe(t) for t in texts]}
 
 
 def _span_xs(run: Run, first: np.ndarray, last: np.ndarray) -> dict[str, Any]:
@@ -241,7 +236,7 @@ def _span_xs(run: Run, first: np.ndarray, last: np.ndarray) -> dict[str, Any]:
 
 def _safe(label: str) -> str:
     """Escape text for plotly, which interprets some markup."""
-    return label.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return html.escape(label, quote=False)
 
 
 # ---- hyperparameters and environment ----

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from composer.report._model import Act, AlgorithmActions, Run, Series, Table
+from composer.report._model import AlgorithmActions, Run, Series, Table, act_of, append_spans
 
 _LINE = re.compile(r"\[(metric\]\[batch=(?P<step>\d+)|hyperparameter|trace|table|stderr)\]: (?P<rest>.*)")
 _ERROR = re.compile(r"(?P<error>[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit)\b.*)")
@@ -56,7 +56,7 @@ class _LogReader:
         self.tables: dict[str, Table] = {}
         self.error: str | None = None
         self._columns: dict[str, tuple[list[int], list[float]]] = {}
-        self._acts: dict[tuple[str, str], list[list[int]]] = {}
+        self._acts: dict[str, dict[str, list[list[int]]]] = {}
         self._step = 0
         self._traceback = False
 
@@ -89,11 +89,9 @@ class _LogReader:
     def _add_trace(self, key: str) -> None:
         parts = key.split("/")
         if len(parts) == 3:
-            spans = self._acts.setdefault((parts[1], parts[2].removeprefix("Event.").lower()), [])
-            if spans and self._step - spans[-1][1] <= 1:
-                spans[-1][1], spans[-1][2] = self._step, spans[-1][2] + 1
-            else:
-                spans.append([self._step, self._step, 1])
+            _, name, event = parts
+            spans = self._acts.setdefault(name, {}).setdefault(event.removeprefix("Event.").lower(), [])
+            append_spans(spans, [[self._step, self._step, 1]])
 
     def _add_table(self, name: str, text: str) -> None:
         try:
@@ -128,20 +126,9 @@ class _LogReader:
 
     def algorithms(self) -> list[AlgorithmActions]:
         """Return the algorithms in the traces."""
-        names = dict.fromkeys(name for name, _ in self._acts)
         return [
-            AlgorithmActions(
-                name,
-                "",
-                tuple(
-                    Act(event, sum(s[2] for s in spans), tuple((a, b, c) for a, b, c in spans))
-                    for (owner, event), spans in self._acts.items()
-                    if owner == name
-                ),
-                None,
-                {},
-            )
-            for name in names
+            AlgorithmActions(name, "", tuple(act_of(event, spans) for event, spans in acts.items()), None, {})
+            for name, acts in self._acts.items()
         ]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from composer.checkpoint.storage import Connection, Storage, direct_storage, leave_retries_to_botocore
+from composer.checkpoint.storage import Connection, Storage, check_installed, direct_storage, leave_retries_to_botocore
 from composer.utils.object_store.storage_object_store import StorageObjectStore, as_folder, bucket_name
 
 __all__ = ["GCSObjectStore"]
@@ -44,7 +44,7 @@ class GCSObjectStore(StorageObjectStore):
             _check_credentials()
 
     def _through_s3(self, uri: str, key: str, secret: str) -> Storage:
-        direct_storage(f"s3://{self.bucket_name}")  # checks that the client is installed
+        check_installed("s3", uri)
         root = f"{self.bucket_name}/{self.prefix}".rstrip("/")
 
         def connect() -> tuple[object, str]:

@@ -7,9 +7,10 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
-from composer.checkpoint.store_base import ObjectStore, ObjectStoreTransientError, check_destination, download_target
+from composer.checkpoint.store_base import ObjectStore, ObjectStoreTransientError, download_target
 from composer.utils import MissingConditionalImportError, iterate_with_callback
 
 __all__ = ["LibcloudObjectStore"]
@@ -69,10 +70,8 @@ class LibcloudObjectStore(ObjectStore):
                 f"The provider {provider!r} cannot work with these arguments: {error}. Set {variables}, or pass more "
                 f"`provider_kwargs`."
             ) from error
-        self._container: Any = None
 
     def get_uri(self, object_name: str) -> str:
-        """Return the URI of an object, which need not exist."""
         return f"{self.provider}://{self.container_name}/{object_name}"
 
     def upload_object(
@@ -82,13 +81,7 @@ class LibcloudObjectStore(ObjectStore):
         callback: Callable[[int, int], None] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Upload a file, replacing an object of this name.
-
-        Args:
-            object_name: The name of the object.
-            filename: The path of the file.
-            callback: Called with the bytes done and the total.
-            **kwargs: Options of the driver's `upload_object_via_stream`.
+        """Upload a file with options of the driver's `upload_object_via_stream`; see `ObjectStore.upload_object`.
 
         Raises:
             FileNotFoundError: There is no such container.
@@ -97,15 +90,9 @@ class LibcloudObjectStore(ObjectStore):
         size = os.stat(filename).st_size
         with open(filename, "rb") as file, _translated(self.get_uri(object_name)):
             parts = iterate_with_callback(iter(lambda: file.read(self.chunk_size), b""), size, callback)
-            self._driver.upload_object_via_stream(parts, self._opened(), object_name, **kwargs)
+            self._driver.upload_object_via_stream(parts, self._container, object_name, **kwargs)
 
     def get_object_size(self, object_name: str) -> int:
-        """Return the size of an object in bytes.
-
-        Raises:
-            FileNotFoundError: There is no such object.
-            ObjectStoreTransientError: Another attempt may succeed.
-        """
         with _translated(self.get_uri(object_name)):
             return int(self._driver.get_object(self.container_name, object_name).size)
 
@@ -116,19 +103,10 @@ class LibcloudObjectStore(ObjectStore):
         overwrite: bool = False,
         callback: Callable[[int, int], None] | None = None,
     ) -> None:
-        """Download an object; see `ObjectStore.download_object`.
-
-        Raises:
-            FileExistsError: `filename` exists, and `overwrite` is False.
-            FileNotFoundError: There is no such object.
-            ObjectStoreTransientError: Another attempt may succeed.
-        """
-        check_destination(filename, overwrite)
         uri = self.get_uri(object_name)
-        with _translated(uri):
-            found = self._driver.get_object(self.container_name, object_name)
         with download_target(filename, overwrite) as temporary, temporary.open("wb") as file:
             with _translated(uri):
+                found = self._driver.get_object(self.container_name, object_name)
                 parts = self._driver.download_object_as_stream(found, chunk_size=self.chunk_size)
                 for part in iterate_with_callback(parts, found.size, callback):
                     file.write(part)
@@ -138,13 +116,12 @@ class LibcloudObjectStore(ObjectStore):
     def list_objects(self, prefix: str | None = None) -> list[str]:
         """List the sorted names of the objects that begin with `prefix`, including those in subfolders."""
         with _translated(self.get_uri(prefix or "")):
-            names = (found.name for found in self._driver.iterate_container_objects(self._opened()))
+            names = (found.name for found in self._driver.iterate_container_objects(self._container))
             return sorted(name for name in names if name.startswith(prefix or ""))
 
-    def _opened(self) -> Any:
-        if self._container is None:
-            self._container = self._driver.get_container(self.container_name)
-        return self._container
+    @cached_property
+    def _container(self) -> Any:
+        return self._driver.get_container(self.container_name)
 
 
 @contextmanager

@@ -107,7 +107,6 @@ class MLFlowObjectStore(ObjectStore):
         return f"{MLFLOW_DBFS_PATH_PREFIX}{self.experiment_id}/{self.run_id}/artifacts/{artifact}"
 
     def get_uri(self, object_name: str) -> str:
-        """Return the URI of an object, which need not exist."""
         return f"dbfs:/{self.get_dbfs_path(object_name)}"
 
     def upload_object(
@@ -117,13 +116,7 @@ class MLFlowObjectStore(ObjectStore):
         callback: Callable[[int, int], None] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Upload a file, replacing an object of this name.
-
-        Args:
-            object_name: The name of the object.
-            filename: The path of the file.
-            callback: Called with the bytes done and the total.
-            **kwargs: None: there are no options.
+        """Upload a file; see `ObjectStore.upload_object`. There are no options.
 
         Raises:
             PermissionError: Databricks refuses the credentials.
@@ -144,11 +137,6 @@ class MLFlowObjectStore(ObjectStore):
             callback(size, size)
 
     def get_object_size(self, object_name: str) -> int:
-        """Return the size of an object in bytes.
-
-        Raises:
-            FileNotFoundError: There is no such object.
-        """
         path = self.get_artifact_path(object_name)
         for found in self._list(path.rpartition("/")[0]):
             if found.path == path and not found.is_dir:
@@ -165,10 +153,7 @@ class MLFlowObjectStore(ObjectStore):
         """Download an object; see `ObjectStore.download_object`.
 
         Raises:
-            FileExistsError: `filename` exists, and `overwrite` is False.
-            FileNotFoundError: There is no such object.
             PermissionError: Databricks refuses the credentials.
-            ObjectStoreTransientError: Another attempt may succeed.
         """
         check_destination(filename, overwrite)
         size = self.get_object_size(object_name)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
-from composer.checkpoint.storage import Connection, Storage, direct_storage
+from composer.checkpoint.storage import Connection, Storage, check_installed
 from composer.utils.object_store.storage_object_store import StorageObjectStore, as_folder, bucket_name
 
 __all__ = ["OCIObjectStore"]
@@ -32,7 +32,8 @@ class OCIObjectStore(StorageObjectStore):
 
     Raises:
         ModuleNotFoundError: `ocifs` is not installed.
-        ValueError: `bucket` is not a bucket name, or the configuration cannot be read or is not valid.
+        ValueError: `bucket` is not a bucket name, or the configuration cannot be read or is not valid. All methods
+            raise it if there is no such bucket, or a request is not valid.
 
     Differs: a size is read without the object, and the prefix applies to all methods.
     """
@@ -41,7 +42,7 @@ class OCIObjectStore(StorageObjectStore):
         self.bucket, _, self._namespace = bucket_name(bucket).partition("@")
         self.prefix = as_folder(prefix)
         uri = f"oci://{self.bucket}/{self.prefix}"
-        direct_storage(uri)  # checks that the client is installed
+        check_installed("oci", uri)
         self._config = _read_config(os.path.expanduser(os.environ.get("OCI_CONFIG_FILE") or _DEFAULT_CONFIG))
         super().__init__(Storage(uri, {}, connection=Connection(self._connect)))
 
@@ -57,59 +58,29 @@ class OCIObjectStore(StorageObjectStore):
         """The namespace of the bucket; that of the tenancy is requested when it is first read."""
         return self._namespace or str(self.client.get_namespace().data)
 
-    def upload_object(
-        self,
-        object_name: str,
-        filename: str | os.PathLike[str],
-        callback: Callable[[int, int], None] | None = None,
-        **kwargs: Any,
-    ) -> None:
-        """Upload a file; see `ObjectStore.upload_object`.
-
-        Raises:
-            ValueError: There is no such bucket, or the request is not valid.
-        """
-        with _explained():
-            super().upload_object(object_name, filename, callback, **kwargs)
-
-    def get_object_size(self, object_name: str) -> int:
-        """Return the size of an object in bytes.
-
-        Raises:
-            FileNotFoundError: There is no such object.
-            ValueError: There is no such bucket.
-        """
-        with _explained():
-            return super().get_object_size(object_name)
-
-    def download_object(
-        self,
-        object_name: str,
-        filename: str | os.PathLike[str],
-        overwrite: bool = False,
-        callback: Callable[[int, int], None] | None = None,
-    ) -> None:
-        """Download an object; see `ObjectStore.download_object`.
-
-        Raises:
-            FileExistsError: `filename` exists, and `overwrite` is False.
-            FileNotFoundError: There is no such object.
-            ValueError: There is no such bucket.
-        """
-        with _explained():
-            super().download_object(object_name, filename, overwrite, callback)
-
     def list_objects(self, prefix: str | None = None) -> list[str]:
-        """List the sorted names of the objects that begin with `prefix`, including those in subfolders.
-
-        Raises:
-            ValueError: There is no such bucket.
-        """
-        with _explained():
+        """List the sorted names of the objects that begin with `prefix`, including those in subfolders."""
+        with self._explaining():
             names = super().list_objects(prefix)
             if not names:
                 self.client.list_objects(self.namespace, self.bucket, limit=1)  # fails if there is no bucket
             return names
+
+    @contextmanager
+    def _explaining(self) -> Iterator[None]:
+        """Raise ValueError for a missing bucket, a request that the client refuses, and a failed upload in parts."""
+        import oci
+
+        try:
+            yield
+        except Exception as error:
+            cause: BaseException | None = error
+            while cause is not None:
+                missing = isinstance(cause, oci.exceptions.ServiceError) and cause.code == "BucketNotFound"
+                if missing or isinstance(cause, (oci.exceptions.ClientError, oci.exceptions.MultipartUploadError)):
+                    raise ValueError(f"The request to OCI failed: {cause}") from error
+                cause = cause.__cause__
+            raise
 
     def _connect(self) -> tuple[Any, str]:
         from ocifs import OCIFileSystem
@@ -129,20 +100,3 @@ def _read_config(path: str) -> dict[str, Any]:
             f"The configuration of OCI, {path!r}, cannot be used: {error}. Set `OCI_CONFIG_FILE` to another one."
         ) from error
     return config
-
-
-@contextmanager
-def _explained() -> Iterator[None]:
-    """Raise ValueError for a missing bucket, a request that the client refuses, and a failed upload in parts."""
-    import oci
-
-    try:
-        yield
-    except Exception as error:
-        cause: BaseException | None = error
-        while cause is not None:
-            missing = isinstance(cause, oci.exceptions.ServiceError) and cause.code == "BucketNotFound"
-            if missing or isinstance(cause, (oci.exceptions.ClientError, oci.exceptions.MultipartUploadError)):
-                raise ValueError(f"The request to OCI failed: {cause}") from error
-            cause = cause.__cause__
-        raise

@@ -18,6 +18,8 @@ __all__ = ["S3ObjectStore"]
 class S3ObjectStore(StorageObjectStore):
     """A bucket of S3, or of a store with the same protocol. Needs the extra `s3` of composer-checkpoint.
 
+    An object that the credentials do not allow to read is a FileNotFoundError, like a missing one.
+
     Args:
         bucket: The name of the bucket.
         prefix: A folder in it; names are relative to it.
@@ -105,13 +107,9 @@ class S3ObjectStore(StorageObjectStore):
         callback: Callable[[int, int], None] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Upload a file, replacing an object of this name.
+        """Upload a file; see `ObjectStore.upload_object`.
 
-        Args:
-            object_name: The name of the object.
-            filename: The path of the file.
-            callback: Called with the bytes done and the total.
-            **kwargs: `ExtraArgs`, a dictionary with arguments of S3's requests, such as `{"ACL": "private"}`.
+        The only option is `ExtraArgs`, a dictionary with arguments of S3's requests, such as `{"ACL": "private"}`.
 
         Raises:
             OSError: It cannot be uploaded.
@@ -120,41 +118,15 @@ class S3ObjectStore(StorageObjectStore):
         extra = dict(kwargs.pop("ExtraArgs", None) or {})
         if kwargs:
             raise ValueError(f"`upload_object` must have no option but `ExtraArgs`, got {', '.join(sorted(kwargs))}.")
-        with _missing_if_refused():
+        with self._explaining():
             self.storage.upload(filename, object_name, False if callback is None else callback, **extra)
 
-    def get_object_size(self, object_name: str) -> int:
-        """Return the size of an object in bytes.
-
-        Raises:
-            FileNotFoundError: There is no such object, or the credentials do not allow reading it.
-        """
-        with _missing_if_refused():
-            return super().get_object_size(object_name)
-
-    def download_object(
-        self,
-        object_name: str,
-        filename: str | os.PathLike[str],
-        overwrite: bool = False,
-        callback: Callable[[int, int], None] | None = None,
-    ) -> None:
-        """Download an object; see `ObjectStore.download_object`.
-
-        Raises:
-            FileExistsError: `filename` exists, and `overwrite` is False.
-            FileNotFoundError: There is no such object, or the credentials do not allow reading it.
-        """
-        with _missing_if_refused():
-            super().download_object(object_name, filename, overwrite, callback)
-
-
-@contextmanager
-def _missing_if_refused() -> Iterator[None]:
-    """Raise FileNotFoundError where S3 refuses: it does so for missing objects, too, without the right to list them."""
-    try:
-        yield
-    except StorageError as error:
-        if isinstance(error.__cause__, PermissionError):
-            raise FileNotFoundError(str(error)) from error
-        raise
+    @contextmanager
+    def _explaining(self) -> Iterator[None]:
+        """Raise FileNotFoundError where S3 refuses, as it does for missing objects without the right to list them."""
+        try:
+            yield
+        except StorageError as error:
+            if isinstance(error.__cause__, PermissionError):
+                raise FileNotFoundError(str(error)) from error
+            raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from composer.checkpoint.storage import Storage, direct_storage
@@ -28,7 +29,6 @@ class StorageObjectStore(ObjectStore):
         return f"{type(self).__name__}({self.storage!r})"
 
     def get_uri(self, object_name: str) -> str:
-        """Return the URI of an object, which need not exist."""
         return self.storage.uri(object_name)
 
     def upload_object(
@@ -38,13 +38,7 @@ class StorageObjectStore(ObjectStore):
         callback: Callable[[int, int], None] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Upload a file, replacing an object of this name.
-
-        Args:
-            object_name: The name of the object.
-            filename: The path of the file.
-            callback: Called with the bytes done and the total.
-            **kwargs: None: this kind of store has no options.
+        """Upload a file; see `ObjectStore.upload_object`. This kind of store has no options.
 
         Raises:
             OSError: It cannot be uploaded.
@@ -52,15 +46,12 @@ class StorageObjectStore(ObjectStore):
         """
         if kwargs:
             raise ValueError(f"`{type(self).__name__}.upload_object` has no option {', '.join(map(repr, kwargs))}.")
-        self.storage.upload(filename, object_name, False if callback is None else callback)
+        with self._explaining():
+            self.storage.upload(filename, object_name, False if callback is None else callback)
 
     def get_object_size(self, object_name: str) -> int:
-        """Return the size of an object in bytes.
-
-        Raises:
-            FileNotFoundError: There is no such object.
-        """
-        return self.storage.size(object_name)
+        with self._explaining():
+            return self.storage.size(object_name)
 
     def download_object(
         self,
@@ -69,24 +60,17 @@ class StorageObjectStore(ObjectStore):
         overwrite: bool = False,
         callback: Callable[[int, int], None] | None = None,
     ) -> None:
-        """Download an object. The file is complete or not there.
-
-        Args:
-            object_name: The name of the object.
-            filename: The path to write to; its folder is created if necessary.
-            overwrite: Replace an existing file.
-            callback: Called with the bytes done and the total.
-
-        Raises:
-            FileExistsError: `filename` exists, and `overwrite` is False.
-            FileNotFoundError: There is no such object.
-        """
         check_destination(filename, overwrite)
-        self.storage.download(object_name, filename, False if callback is None else callback)
+        with self._explaining():
+            self.storage.download(object_name, filename, False if callback is None else callback)
 
     def list_objects(self, prefix: str | None = None) -> list[str]:
         """List the sorted names of the objects that begin with `prefix`, including those in subfolders."""
         return self.storage.find(prefix or "")
+
+    def _explaining(self) -> AbstractContextManager[None]:
+        """Return a context for requests for an object, in which a subclass may raise other errors than fsspec's."""
+        return nullcontext()
 
 
 class FsspecObjectStore(StorageObjectStore):

@@ -57,7 +57,6 @@ class UCObjectStore(ObjectStore):
         return "/".join(parts[:4])
 
     def get_uri(self, object_name: str) -> str:
-        """Return the URI of an object, which need not exist."""
         return f"dbfs:{self._path(object_name)}"
 
     def upload_object(
@@ -67,17 +66,7 @@ class UCObjectStore(ObjectStore):
         callback: Callable[[int, int], None] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Upload a file, replacing an object of this name.
-
-        Args:
-            object_name: The name of the object.
-            filename: The path of the file.
-            callback: Called with the bytes done and the total.
-            **kwargs: Options of the SDK's `files.upload`.
-
-        Raises:
-            ObjectStoreTransientError: Another attempt may succeed.
-        """
+        """Upload a file with options of the SDK's `files.upload`; see `ObjectStore.upload_object`."""
         path, size = self._path(object_name), os.stat(filename).st_size
         folder = path.rpartition("/")[0]
         with open(filename, "rb") as file, _translated(self.get_uri(object_name)):
@@ -89,12 +78,6 @@ class UCObjectStore(ObjectStore):
             callback(size, size)
 
     def get_object_size(self, object_name: str) -> int:
-        """Return the size of an object in bytes.
-
-        Raises:
-            FileNotFoundError: There is no such object.
-            ObjectStoreTransientError: Another attempt may succeed.
-        """
         with _translated(self.get_uri(object_name)):
             return int(self.client.files.get_metadata(self._path(object_name)).content_length or 0)
 
@@ -105,13 +88,6 @@ class UCObjectStore(ObjectStore):
         overwrite: bool = False,
         callback: Callable[[int, int], None] | None = None,
     ) -> None:
-        """Download an object; see `ObjectStore.download_object`.
-
-        Raises:
-            FileExistsError: `filename` exists, and `overwrite` is False.
-            FileNotFoundError: There is no such object.
-            ObjectStoreTransientError: Another attempt may succeed.
-        """
         check_destination(filename, overwrite)
         uri = self.get_uri(object_name)
         with _translated(uri):
@@ -138,11 +114,11 @@ class UCObjectStore(ObjectStore):
         folders, found = [start.rpartition("/")[0]], []
         while folders:
             folder = folders.pop()
-            with _translated(f"dbfs:{folder}"):
-                try:
+            try:
+                with _translated(f"dbfs:{folder}"):
                     entries = list(self.client.files.list_directory_contents(folder))
-                except _not_found():
-                    continue
+            except FileNotFoundError:
+                continue
             for entry in entries:
                 path = str(entry.path)
                 if entry.is_directory:
@@ -159,21 +135,15 @@ class UCObjectStore(ObjectStore):
         return f"/{name}" if inside else f"/{self.prefix}/{name}"
 
 
-def _not_found() -> Any:
-    from databricks.sdk.errors import NotFound
-
-    return NotFound
-
-
 @contextmanager
 def _translated(uri: str) -> Iterator[None]:
     """Raise the errors of an `ObjectStore` for those of Databricks' SDK."""
-    from databricks.sdk.errors import PermissionDenied
+    from databricks.sdk.errors import NotFound, PermissionDenied
     from databricks.sdk.errors.base import DatabricksError
 
     try:
         yield
-    except _not_found() as error:
+    except NotFound as error:
         raise FileNotFoundError(f"There is no object {uri}.") from error
     except PermissionDenied:
         raise

@@ -321,9 +321,7 @@ def _parse_arguments(
 
 def _check_smoothing(smoothing: float) -> None:
     """Raise ValueError unless `smoothing` is in [0, 1]."""
-    check_finite(smoothing=smoothing)
-    if not 0 <= smoothing <= 1:
-        raise ValueError(f"`smoothing` must be in [0, 1], got {smoothing!r}. It is the weight of the old average.")
+    check_finite("It is the weight of the old average.", smoothing=smoothing, least=0, most=1)
 
 
 def _is_due(interval: Time[Any], state: State) -> bool:

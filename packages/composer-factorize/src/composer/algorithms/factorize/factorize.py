@@ -93,7 +93,7 @@ def apply_factorization(
     products = [module for module in model.modules() if isinstance(module, _FactorizedModule)]
     factors = {factor for product in products for factor in product.children()}
     adapters = module_surgery.find_adapter_layers(model)
-    holders = _count_holders(model)
+    holders = Counter(p for module in model.modules() for p in module._parameters.values() if p is not None)
     skipped: dict[nn.Module, str] = {}
 
     def is_skipped(module: nn.Module, base: type[nn.Module]) -> bool:
@@ -224,11 +224,6 @@ class Factorize(Algorithm):
         if self.factorize_linears:
             number = module_surgery.count_module_instances(state.model, FactorizedLinear)
             logger.log_hyperparameters({LOG_NUM_LINEAR_REPLACEMENTS_KEY: number})
-
-
-def _count_holders(model: nn.Module) -> Counter[nn.Parameter]:
-    """Count the modules of a model that hold each parameter."""
-    return Counter(p for module in model.modules() for p in module._parameters.values() if p is not None)
 
 
 def _reason_to_skip(layer: nn.Module, base: type[nn.Module], holders: Counter[nn.Parameter]) -> str | None:

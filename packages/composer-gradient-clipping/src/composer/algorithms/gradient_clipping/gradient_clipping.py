@@ -154,15 +154,9 @@ def _check(clipping_type: str, clipping_threshold: float, eps: float) -> None:
             f"of the gradient."
         )
     if clipping_threshold != math.inf:  # allowed: clips nothing, used to log the norm
-        check_finite(clipping_threshold=clipping_threshold)
-    if not clipping_threshold > 0:
-        raise ValueError(
-            f"`clipping_threshold` must be positive, got {clipping_threshold!r}, which would leave no gradient. Use "
-            f"for example 1.0 for 'norm'."
-        )
-    check_finite(eps=eps)
-    if not eps >= 0:
-        raise ValueError(f"`eps` must not be negative, got {eps!r}. Use `eps=1e-3`, as the paper does.")
+        hint = "It would leave no gradient. Use for example 1.0 for 'norm'."
+        check_finite(hint, clipping_threshold=clipping_threshold, above=0)
+    check_finite("Use `eps=1e-3`, as the paper does.", eps=eps, least=0)
 
 
 def _parameters(model: Any) -> Any:

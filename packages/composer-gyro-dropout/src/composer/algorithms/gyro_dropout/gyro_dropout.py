@@ -172,7 +172,9 @@ class GyroDropoutLayer(nn.Module):
         """Make the masks in use / (1 - p) for inputs like these."""
         shape = tuple(x.shape[1:])
         if self._masks is None or self._masks.device != x.device or not self._covers(shape):
-            self._enlarge(shape)
+            if self.shape is not None and len(self.shape) == len(shape):
+                shape = tuple(map(max, self.shape, shape))
+            self.shape = shape
             self._draw(x)
         self._scale(x.dtype)
 
@@ -183,11 +185,6 @@ class GyroDropoutLayer(nn.Module):
     def _covers(self, shape: tuple[int, ...]) -> bool:
         largest = self.shape
         return largest is not None and len(largest) == len(shape) and all(map(ge, largest, shape))
-
-    def _enlarge(self, shape: tuple[int, ...]) -> None:
-        if self.shape is not None and len(self.shape) == len(shape):
-            shape = tuple(map(max, self.shape, shape))
-        self.shape = shape
 
     def _draw(self, like: torch.Tensor) -> None:
         assert self.shape is not None

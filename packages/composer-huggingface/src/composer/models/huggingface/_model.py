@@ -8,7 +8,7 @@ import logging
 import os
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -297,8 +297,8 @@ class HuggingFaceModel(ComposerModel):
         Differs: the weights are loaded, and algorithms that change layers, such as ALiBi, are applied again.
         """
         content = _checkpoint.read(checkpoint_path, local_checkpoint_save_location)
-        request = _Request(model_instantiation_class, model_config_kwargs, trust_remote_code)
-        built = _restore(HuggingFaceModel, content, request)
+        options = model_instantiation_class, model_config_kwargs, trust_remote_code
+        built = _restore(HuggingFaceModel, content, *options)
         return _remove_adapter(built.model), built.tokenizer
 
     @classmethod
@@ -330,10 +330,8 @@ class HuggingFaceModel(ComposerModel):
             ValueError: The checkpoint has only an adapter, and there is no `base_model`.
         """
         content = _checkpoint.read(checkpoint_path, local_checkpoint_save_location)
-        request = _Request(
-            model_instantiation_class, model_config_kwargs, trust_remote_code, base_model, needs_base=True
-        )
-        built: HuggingFaceModel = _restore(cls, content, request, **kwargs)
+        options = model_instantiation_class, model_config_kwargs, trust_remote_code
+        built: HuggingFaceModel = _restore(partial(cls, **kwargs), content, *options, base_model, needs_base=True)
         return built
 
 
@@ -428,47 +426,36 @@ def _generate_texts(model: Any, batch: Mapping[str, Any]) -> list[str]:
     return texts
 
 
-@dataclass
-class _Request:
-    """Options of building a model from a checkpoint.
+def _restore(
+    make: Callable[..., Any],
+    content: Mapping[str, Any],
+    kind: type | str | None,
+    overrides: Mapping[str, Any] | None,
+    trust_remote_code: bool,
+    base_model: Any = None,
+    *,
+    needs_base: bool = False,
+) -> Any:
+    """Return the model of a checkpoint, in eval mode.
 
-    Attributes:
+    Args:
+        make: Returns a `HuggingFaceModel` for a model, a tokenizer and `peft_config=`.
+        content: The checkpoint.
         kind: Another class than the saved one, or its path.
         overrides: Values of the configuration to change.
         trust_remote_code: Allow custom code of the tokenizer to run.
         base_model: The original model, if the checkpoint has only an adapter.
         needs_base: Raise an error, not a warning, if the original model is missing.
     """
-
-    kind: type | str | None
-    overrides: Mapping[str, Any] | None
-    trust_remote_code: bool
-    base_model: Any = None
-    needs_base: bool = False
-
-
-def _restore(make: Callable[..., Any], content: Mapping[str, Any], request: _Request, **kwargs: Any) -> Any:
-    """Return the model of a checkpoint, in eval mode.
-
-    Args:
-        make: Returns a `HuggingFaceModel` for a model, a tokenizer, `peft_config=` and `kwargs`.
-        content: The checkpoint.
-        request: The options.
-        **kwargs: Arguments of `make`.
-    """
     hf_state = _metadata.hf_state_of(content)
     adapter, names = _metadata.peft_config_of(hf_state), _checkpoint.weights_of(content)
     is_partial = adapter is not None and len(_peft.filter_state_dict_peft(names, adapter)) == len(names)
-    if is_partial and request.base_model is None:
-        _report_missing_base(adapter, request.needs_base)
-    tokenizer = tokenizer_of(hf_state.get("tokenizer") or {}, request.trust_remote_code)
-    base = request.base_model
-    if base is None:
-        base = _metadata.instantiate(hf_state, request.kind, request.overrides)
-    model = make(base, tokenizer, peft_config=adapter, **kwargs)
-    _checkpoint.load_weights(
-        model, content, strict=request.kind is None and not request.overrides, adapter_only=is_partial
-    )
+    if is_partial and base_model is None:
+        _report_missing_base(adapter, needs_base)
+    tokenizer = tokenizer_of(hf_state.get("tokenizer") or {}, trust_remote_code)
+    base = _metadata.instantiate(hf_state, kind, overrides) if base_model is None else base_model
+    model = make(base, tokenizer, peft_config=adapter)
+    _checkpoint.load_weights(model, content, strict=kind is None and not overrides, adapter_only=is_partial)
     return model.eval()
 
 

@@ -58,24 +58,17 @@ def _smooth_indices(logits: torch.Tensor, labels: torch.Tensor, smoothing: float
     off_value = smoothing / logits.shape[1]
     on_value = 1 - smoothing + off_value
     index = labels.long().unsqueeze(1)
-    _check_range(index, logits.shape[1])
-    if _is_readable(index) and int(index.min()) >= 0:
+    # Otherwise, reading values would synchronize a device or break a graph.
+    is_readable = index.device.type == "cpu" and not torch.compiler.is_compiling() and index.numel() > 0
+    if is_readable and int(index.max()) >= logits.shape[1]:
+        raise ValueError(
+            f"`target` must hold class indices below {logits.shape[1]}, the number of classes, got {int(index.max())}. "
+            f"To ignore positions, give them a negative index, such as -100."
+        )
+    if is_readable and int(index.min()) >= 0:
         return torch.full(logits.shape, off_value, dtype=dtype, device=logits.device).scatter_(1, index, on_value)
     counts = (index >= 0).to(dtype)
     return (counts * off_value).expand(logits.shape).contiguous().scatter_(1, index.clamp(min=0), counts * on_value)
-
-
-def _is_readable(index: torch.Tensor) -> bool:
-    """Return True if values can be read without synchronizing a device or breaking a graph."""
-    return index.device.type == "cpu" and not torch.compiler.is_compiling() and index.numel() > 0
-
-
-def _check_range(index: torch.Tensor, num_classes: int) -> None:
-    if _is_readable(index) and int(index.max()) >= num_classes:
-        raise ValueError(
-            f"`target` must hold class indices below {num_classes}, the number of classes, got {int(index.max())}. To "
-            f"ignore positions, give them a negative index, such as -100."
-        )
 
 
 def _check_classes(logits: torch.Tensor) -> None:

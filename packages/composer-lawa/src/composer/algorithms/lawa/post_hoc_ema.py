@@ -211,7 +211,11 @@ class PostHocEMA(Algorithm):
         folder: str | os.PathLike[str] | None = None,
         snapshot_precision: str = "fp32",
     ) -> None:
-        widths = _parse_widths(sigma_rels)
+        given: Any = sigma_rels
+        if isinstance(given, str) or not isinstance(given, Sequence):
+            raise TypeError(f"`sigma_rels` must be a sequence of numbers, got {given!r}. Use (0.05, 0.10).")
+        self._gammas = [_exponent(width, "sigma_rels") for width in sigma_rels]
+        widths = tuple(float(plain_number(width)) for width in sigma_rels)
         if len(widths) < 2 or any(one >= other for one, other in pairwise(widths)):
             raise ValueError(f"`sigma_rels` must be at least two increasing widths, got {sigma_rels!r}.")
         self.sigma_rels = widths
@@ -230,7 +234,6 @@ class PostHocEMA(Algorithm):
             known = ", ".join(repr(name) for name in STR_TO_DTYPE)
             raise ValueError(f"`snapshot_precision` must be one of {known}, got {snapshot_precision!r}.")
         self.snapshot_precision = snapshot_precision
-        self._gammas = [_exponent(width, "sigma_rels") for width in widths]
         # Independent of callbacks that save, hence at the events before them.
         self._snapshot_every = interval
         units = {TimeUnit.EPOCH: Event.EPOCH_END, TimeUnit.ITERATION: Event.ITERATION_END}
@@ -379,14 +382,6 @@ class PostHocEMA(Algorithm):
 
 
 # ---- the profiles ----
-
-
-def _parse_widths(given: Any) -> tuple[float, ...]:
-    if isinstance(given, str) or not isinstance(given, Sequence):
-        raise TypeError(f"`sigma_rels` must be a sequence of numbers, got {given!r}. Use (0.05, 0.10).")
-    for width in given:
-        _exponent(width, "sigma_rels")
-    return tuple(float(plain_number(width)) for width in given)
 
 
 def _exponent(sigma_rel: Any, argument: str = "sigma_rel") -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -112,7 +112,7 @@ class LayerFreezing(Algorithm):
         check_finite("It is a fraction.", freeze_start=freeze_start, freeze_level=freeze_level, least=0, most=1)
         self.freeze_start, self.freeze_level = plain_number(freeze_start), plain_number(freeze_level)
         self.layers_frozen = 0
-        self._state: Callable[[], State | None] = _nothing
+        self._run: weakref.ref[State] | None = None
 
     @property
     def find_unused_parameters(self) -> bool:
@@ -122,9 +122,9 @@ class LayerFreezing(Algorithm):
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Freeze layers for the elapsed duration; at INIT, those that a loaded run had frozen."""
         if event is Event.INIT:
-            if self._state is not _nothing:  # of another run
+            if self._run is not None:  # of another run
                 self.layers_frozen = 0
-            self._state = weakref.ref(state)
+            self._run = weakref.ref(state)
             layers = _layers(state.model)
             if len(layers) < 2:
                 warn_no_effect(
@@ -150,16 +150,12 @@ class LayerFreezing(Algorithm):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Freeze the layers that were frozen: the optimizer, which is loaded next, must hold the other parameters."""
         self.layers_frozen = state.get("layers_frozen", 0)
-        run = self._state()
+        run = None if self._run is None else self._run()
         if run is not None:
             _freeze(_layers(run.model), self.layers_frozen, run.optimizers)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_state": _nothing}  # a copy belongs to no run
-
-
-def _nothing() -> None:
-    return None
+        return {**self.__dict__, "_run": None}  # a copy belongs to no run
 
 
 def _layers(model: torch.nn.Module) -> list[torch.nn.Module]:

@@ -168,9 +168,10 @@ def _find_head(model: nn.Module, head_name: str | None) -> nn.Module | None:
         try:
             return model.get_submodule(head_name)
         except AttributeError as error:
+            similar = [repr(name) for name, _ in model.named_modules() if name.endswith(f".{head_name}")]
             raise AttributeError(
                 f"`head_name` must be a name in `model.named_modules()`, got {head_name!r}: {error}."
-                f"{_hint(model, head_name)}"
+                + (f" Use {' or '.join(similar)}." if similar else "")
             ) from None
     for module in model.modules():
         get_head = getattr(module, "get_output_embeddings", None)
@@ -178,12 +179,6 @@ def _find_head(model: nn.Module, head_name: str | None) -> nn.Module | None:
         if isinstance(head, nn.Module):
             return head
     return None
-
-
-def _hint(model: nn.Module, name: str) -> str:
-    """Return a hint with the modules whose names end with this one."""
-    similar = [repr(other) for other, _ in model.named_modules() if other.endswith(f".{name}")]
-    return f" Use {' or '.join(similar)}." if similar else ""
 
 
 def _cap_head(head: nn.Module, cap: float) -> None:

@@ -206,10 +206,6 @@ class ProgressiveResizing(Algorithm):
         self.resize_targets = resize_targets
         self.input_key, self.target_key = input_key, target_key
 
-    def match(self, event: Event, state: State) -> bool:
-        """Return True at AFTER_DATALOADER."""
-        return event in self.events
-
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Resize the batch to the size for the elapsed duration."""
         elapsed = state.get_elapsed_duration()

@@ -287,17 +287,13 @@ class QKNorm(Algorithm):
 
 
 def _check(norm: str, eps: float, query_name: str | None, key_name: str | None, head_dim: int | None) -> None:
-    check_finite(eps=eps)
+    check_finite("Use for example 1e-6.", eps=eps, least=0)
     if norm not in _KINDS:
         raise ValueError(f"`norm` must be 'rms' or 'layer', got {norm!r}. Use 'rms' as most language models do.")
-    if eps < 0:
-        raise ValueError(f"`eps` must not be negative, got {eps!r}. Use for example 1e-6.")
     if (query_name is None) != (key_name is None):
         raise ValueError(
             f"`query_name` and `key_name` must be given together, got {query_name!r} and {key_name!r}. Pass the same "
             f"name for both if one projection has queries, keys and values."
         )
     if head_dim is not None:
-        check_integers(head_dim=head_dim)
-        if head_dim < 1:
-            raise ValueError(f"`head_dim` must be at least 1, got {head_dim!r}. It is the number of values of a head.")
+        check_integers("It is the number of values of a head.", head_dim=head_dim, least=1)

@@ -163,10 +163,6 @@ class RandAugment(Algorithm):
         self.severity, self.depth = plain_number(severity), plain_number(depth)
         self.augmentation_set = augmentation_set
 
-    def match(self, event: Event, state: State) -> bool:
-        """Return True at INIT, BEFORE_LOAD and FIT_START."""
-        return event in self.events
-
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Check the training dataloader, or add the transform to its dataset."""
         if event in (Event.INIT, Event.BEFORE_LOAD):

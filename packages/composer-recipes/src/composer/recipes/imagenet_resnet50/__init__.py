@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -25,7 +24,7 @@ from composer.datasets import build_imagenet_dataloader
 from composer.devices import Device
 from composer.models import ComposerClassifier
 from composer.optim import ComposerScheduler, DecoupledSGDW
-from composer.recipes._hparams import Runs, check_at_least, warmup_and_cosine
+from composer.recipes._hparams import Runs, check_at_least, check_training, warmup_and_cosine
 from composer.recipes._images import CLASSIFICATION, per_process
 from composer.recipes._parts import find_data
 from composer.recipes._task import Task
@@ -207,10 +206,7 @@ class Training:
     warmup_epochs: float = 8
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "lr"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"`{name}` must be positive and finite, got {getattr(self, name)!r}.")
-        check_at_least("weight_decay", self.weight_decay, 0)
+        check_training(self.epochs, self.lr, self.weight_decay)
         if not 0 <= self.momentum < 1:
             raise ValueError(f"`momentum` must be in [0, 1), got {self.momentum!r}.")
         if not 0 <= self.warmup_epochs < self.epochs:

@@ -341,16 +341,9 @@ class SAM(Algorithm):
 
 
 def _check_arguments(rho: float, epsilon: float, interval: int) -> None:
-    check_finite(rho=rho, epsilon=epsilon)
-    check_integers(interval=interval)
-    if rho < 0:
-        raise ValueError(f"`rho` must not be negative, got {rho!r}. Use 0.05, or more with a larger `interval`.")
-    if epsilon <= 0:
-        raise ValueError(
-            f"`epsilon` must be positive, got {epsilon!r}. It prevents a division by zero if all gradients are zero."
-        )
-    if interval < 1:
-        raise ValueError(f"`interval` must be at least 1, got {interval!r}. Use 1 for two passes in every step.")
+    check_finite("Use 0.05, or more with a larger `interval`.", rho=rho, least=0)
+    check_finite("It prevents a division by zero if all gradients are zero.", epsilon=epsilon, above=0)
+    check_integers("Use 1 for two passes in every step.", interval=interval, least=1)
 
 
 def _check_base(base_optimizer: Any) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 from torch.optim.lr_scheduler import (
@@ -118,18 +117,18 @@ class ScaleSchedule(Algorithm):
         if method != "epoch":
             raise ValueError(f"`method` must be 'epoch', got {method!r}.")
         self.ratio, self.method = plain_number(ratio), method
-        self._run: Callable[[], State | None] = _nothing
+        self._run: weakref.ref[State] | None = None
         self._unscaled: set[str] = set()
 
     def match(self, event: Event, state: State) -> bool:
         """Return True at events before training while something is not scaled yet."""
         if event not in (Event.INIT, Event.BEFORE_LOAD, Event.FIT_START):
             return False
-        return self.ratio != 1 and (self._run() is not state or bool(self._unscaled))
+        return self.ratio != 1 and (self._is_new(state) or bool(self._unscaled))
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Scale the length of the run and its schedulers, if they exist and are not scaled yet."""
-        if self._run() is not state:
+        if self._is_new(state):
             self._run, self._unscaled = weakref.ref(state), {"max_duration", "schedulers"}
         if "max_duration" in self._unscaled and state.max_duration is not None:
             scaled = state.max_duration * self.ratio
@@ -149,11 +148,10 @@ class ScaleSchedule(Algorithm):
             self._unscaled.clear()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_run": _nothing, "_unscaled": set()}  # a copy belongs to no run
+        return {**self.__dict__, "_run": None, "_unscaled": set()}  # a copy belongs to no run
 
-
-def _nothing() -> None:
-    return None
+    def _is_new(self, state: State) -> bool:
+        return self._run is None or self._run() is not state
 
 
 def _check_ratio(name: str, ratio: float) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -19,6 +19,7 @@ from composer.core import (
     TimeUnit,
     get_precision_context,
 )
+from composer.core.hosted_run import total_loss
 from composer.loggers import Logger
 from composer.utils import check_finite, check_flags, check_integers, dist, plain_number
 
@@ -328,7 +329,7 @@ def _run_forward_backward(state: State, batch: Mapping[str, Any]) -> None:
     devices = [torch.cuda.current_device()] if device == "cuda" else []
     with torch.random.fork_rng(devices):
         with get_precision_context(state.precision, state.precision_config, device_type=device):
-            loss = _sum_losses(model.loss(model(batch), batch))
+            loss = total_loss(model.loss(model(batch), batch))
         loss.backward()  # type: ignore[no-untyped-call]
     with torch.no_grad():
         for buffer, original in buffers:
@@ -337,12 +338,3 @@ def _run_forward_backward(state: State, batch: Mapping[str, Any]) -> None:
 
 def _batch_size(batch: Mapping[str, Any]) -> int:
     return next((len(v) for v in batch.values() if isinstance(v, torch.Tensor) and v.dim()), 1)
-
-
-def _sum_losses(loss: Any) -> torch.Tensor:
-    if isinstance(loss, torch.Tensor):
-        return loss.mean()
-    if isinstance(loss, Mapping):
-        loss = [loss["total"]] if "total" in loss else list(loss.values())
-    assert isinstance(loss, Sequence), "losses are tensors, dicts or sequences"
-    return sum((_sum_losses(part) for part in loss[1:]), start=_sum_losses(loss[0]))

@@ -87,14 +87,7 @@ def apply_squeeze_excite(
         )
 
 
-def apply_se(
-    model: nn.Module,
-    latent_channels: float = 64,
-    min_channels: int = 128,
-    optimizers: Optimizers | None = None,
-) -> None:
-    """Call `apply_squeeze_excite`; an earlier name of it."""
-    apply_squeeze_excite(model, latent_channels, min_channels, optimizers)
+apply_se = apply_squeeze_excite  # an earlier name
 
 
 class SqueezeExcite(Algorithm):

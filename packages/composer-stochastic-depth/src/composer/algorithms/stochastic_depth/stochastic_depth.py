@@ -156,7 +156,6 @@ class StochasticDepth(Algorithm):
         drop_distribution: str = "linear",
         drop_warmup: float | Time[Any] | str = 0.0,
     ) -> None:
-        check_finite(drop_rate=drop_rate)
         drop_rate, drop_warmup = plain_number(drop_rate), plain_number(drop_warmup)
         if isinstance(drop_warmup, (int, float)):
             check_finite(drop_warmup=drop_warmup)

@@ -11,6 +11,8 @@ import torch
 from torch import fx, nn
 from torchvision.models.resnet import Bottleneck
 
+from composer.utils import check_finite
+
 __all__ = [
     "BlockStochasticBottleneck",
     "BlockStochasticModule",
@@ -189,8 +191,7 @@ def can_be_stochastic(module: nn.Module) -> bool:
 def rate_of(index: int, count: int, drop_rate: float, drop_distribution: str) -> float:
     """Return the drop rate of a block."""
     check("drop_distribution", drop_distribution, _DISTRIBUTIONS)
-    if not 0 <= drop_rate <= 1:
-        raise ValueError(f"`drop_rate` must be in [0, 1], got {drop_rate!r}. It is a probability.")
+    check_finite("It is a probability.", drop_rate=drop_rate, least=0, most=1)
     return (index + 1) / count * drop_rate if drop_distribution == "linear" else drop_rate
 
 

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from composer.algorithms.utils.stored_weights import Pairs, average_dtype
+from composer.algorithms.utils.weight_swaps import has_passed, parse_time
 from composer.core import (
     AVERAGES_WEIGHTS,
     CHANGES_LAYERS,
@@ -143,7 +145,7 @@ class SWA(Algorithm):
             return not self.swa_completed
         if event not in self._step_events or self.swa_completed:
             return False
-        return self.swa_started or _has_passed(self.swa_start, state)
+        return self.swa_started or has_passed(self.swa_start, state)
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Update the average, set the learning rate, or move the average into the model."""
@@ -173,12 +175,12 @@ class SWA(Algorithm):
             if self.swa_scheduler is not None:
                 self.swa_scheduler.step_count += 1
         self.step_counter += 1
-        if _has_passed(self.swa_end, state):
+        if has_passed(self.swa_end, state):
             self._finish(state)
 
     def _end_fit(self, state: State) -> None:
         """Finish a run without an update after `swa_end`, or warn that the model does not hold the average."""
-        is_over = _has_passed(_WHOLE_RUN, state) or _has_passed(self.swa_end, state)
+        is_over = has_passed(_WHOLE_RUN, state) or has_passed(self.swa_end, state)
         if self.swa_started and is_over and self.swa_end.unit is TimeUnit.DURATION:
             self._finish(state)
         elif self.swa_started:
@@ -252,24 +254,16 @@ class AveragedWeights:
     @torch.no_grad()
     def update(self, model: torch.nn.Module) -> None:
         """Add the current weights of a model: `average <- average + (weight - average) / (n + 1)`."""
-        groups: dict[Any, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+        pairs = Pairs()
         for name, weight in unwrapped_model(model).named_parameters():
             average = self.averages.get(name)
             if average is None:
-                narrow = weight.is_floating_point() and weight.dtype.itemsize < torch.float32.itemsize
-                average = torch.zeros_like(weight.detach(), dtype=torch.float32 if narrow else weight.dtype)
+                average = torch.zeros_like(weight.detach(), dtype=average_dtype(weight.dtype))
             # Sharded in the same way as the weight, so that a checkpoint saves the whole average.
             average = self.averages[name] = average.to(weight.device)
-            value = local_part(weight.detach())
-            averages, values = groups.setdefault((value.device, value.dtype, average.dtype), ([], []))
-            averages.append(local_part(average))
-            values.append(value.to(average.dtype))
-        for averages, values in groups.values():
-            if self.n_averaged == 0:
-                torch._foreach_copy_(averages, values)
-            else:
-                torch._foreach_lerp_(averages, values, 1 / (self.n_averaged + 1))
+            pairs.add(average, weight.detach())
         self.n_averaged += 1
+        pairs.update(1 - 1 / self.n_averaged)
 
     @torch.no_grad()
     def copy_to(self, model: torch.nn.Module) -> None:
@@ -347,31 +341,23 @@ def _set_lrs(optimizer: torch.optim.Optimizer, lrs: Sequence[float]) -> None:
 
 
 def _parse_range(swa_start: Any, swa_end: Any) -> tuple[Time[Any], Time[Any]]:
-    start, end = _parse_time("swa_start", swa_start), _parse_time("swa_end", swa_end)
+    start, end = parse_time("swa_start", swa_start, least=0), parse_time("swa_end", swa_end, least=0)
     if start.unit is not end.unit:
         raise ValueError(f"`swa_start` and `swa_end` must have the same unit, got '{start}' and '{end}'.")
     if start.unit not in (TimeUnit.DURATION, TimeUnit.EPOCH):
         raise ValueError(f"`swa_start` and `swa_end` must be in 'dur' or 'ep', got '{start}'. Use '0.7dur'.")
     if start >= end:
         raise ValueError(f"`swa_start` must be before `swa_end`, got '{start}' and '{end}'.")
-    if start.value < 0 or (end.unit is TimeUnit.DURATION and end.value > 1):
+    if end.unit is TimeUnit.DURATION and end.value > 1:
         raise ValueError(f"`swa_start` and `swa_end` must be within the run, got '{start}' and '{end}'.")
     return start, end
 
 
 def _parse_interval(update_interval: Any) -> Time[Any]:
-    interval = _parse_time("update_interval", update_interval)
+    interval = parse_time("update_interval", update_interval, least=1)
     if interval.unit not in (TimeUnit.BATCH, TimeUnit.EPOCH):
         raise ValueError(f"`update_interval` must be in 'ba' or 'ep', got '{interval}'. Use '1ep'.")
-    if interval.value < 1:
-        raise ValueError(f"`update_interval` must be at least 1, got '{interval}'.")
     return interval
-
-
-def _parse_time(argument: str, value: Any) -> Time[Any]:
-    if not isinstance(value, (str, Time)):
-        raise TypeError(f"`{argument}` must be a time string or a `Time`, got {value!r}. Use for example '1ep'.")
-    return value if isinstance(value, Time) else Time.from_timestring(value)
 
 
 def _check_learning_rate(anneal_steps: int, swa_lr: float | None) -> None:
@@ -408,10 +394,3 @@ def _warn_about_late_start(start: Time[Any], state: State) -> None:
             f"earlier start, or use a fraction of the run such as '0.7dur'.",
             stacklevel=2,
         )
-
-
-def _has_passed(time: Time[Any], state: State) -> bool:
-    if time.unit is TimeUnit.DURATION:
-        elapsed = state.get_elapsed_duration()
-        return elapsed is not None and elapsed >= time
-    return state.timestamp >= time

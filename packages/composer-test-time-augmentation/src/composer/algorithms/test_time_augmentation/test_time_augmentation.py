@@ -220,11 +220,10 @@ def _mean_outputs(outputs: Any, rows: int, level: int) -> Any:
 
 
 def _check(level: int, shift: int) -> None:
-    check_integers(level=level, shift=shift)
+    check_integers(level=level)
     if level not in (0, 1, 2):
         raise ValueError(f"`level` must be 0, 1 or 2, got {level!r}. Use 1 for the image and its mirror image.")
-    if shift < 1:
-        raise ValueError(f"`shift` must be at least 1, got {shift!r}. Use `level=1` for views that are not moved.")
+    check_integers("Use `level=1` for views that are not moved.", shift=shift, least=1)
 
 
 def _check_images(images: Any, level: int, shift: int) -> None:

@@ -6,7 +6,7 @@ The eigenvalues of the second moment of the patches are lam, its eigenvectors th
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.utils.data import DataLoader, IterableDataset
 
+from composer.algorithms.utils.weight_swaps import has_passed
 from composer.algorithms.warnings import warn_no_effect
 from composer.core import (
     CHANGES_LAYERS,
@@ -29,7 +30,6 @@ from composer.core import (
     Placement,
     State,
     Time,
-    TimeUnit,
 )
 from composer.loggers import Logger
 from composer.utils import check_finite, check_integers, dist, module_surgery, plain_number
@@ -337,7 +337,7 @@ class Whitening(Algorithm):
         self.bias_duration = None if self._bias_time is None else str(self._bias_time)
         self.layer_name, self.input_key = layer_name, input_key
         self.is_bias_frozen = False
-        self._state: Callable[[], State | None] = _nothing
+        self._run: weakref.ref[State] | None = None
 
     @property
     def find_unused_parameters(self) -> bool:
@@ -352,13 +352,13 @@ class Whitening(Algorithm):
     def match(self, event: Event, state: State) -> bool:
         """Return True at its events; at BATCH_START, when the bias has to be frozen."""
         if event is Event.BATCH_START:
-            return not self.is_bias_frozen and self._bias_time is not None and _has_passed(self._bias_time, state)
+            return not self.is_bias_frozen and self._bias_time is not None and has_passed(self._bias_time, state)
         return event in self.events
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Replace the layer, set its filters, or freeze its bias."""
         if event is Event.INIT:
-            self._state = weakref.ref(state)
+            self._run = weakref.ref(state)
             if _prepare_layer(state.model, self.layer_name, state.optimizers) is None:
                 warn_no_effect("`Whitening` will have no effect: the model has no `Conv2d`.")
             self._freeze_bias(state)
@@ -418,16 +418,12 @@ class Whitening(Algorithm):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Freeze the bias if it was frozen: the optimizer, which is loaded next, must hold the other parameters."""
         self.is_bias_frozen = state.get("is_bias_frozen", False)
-        run = self._state()
+        run = None if self._run is None else self._run()
         if run is not None:
             self._freeze_bias(run)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_state": _nothing}  # a copy belongs to no run
-
-
-def _nothing() -> None:
-    return None
+        return {**self.__dict__, "_run": None}  # a copy belongs to no run
 
 
 def _read(loader: Any, number: int) -> Iterator[Any]:
@@ -478,13 +474,6 @@ def _parameter(tensor: torch.Tensor) -> nn.Parameter:
 
 def _pair(value: int | tuple[int, int]) -> tuple[int, int]:
     return (value, value) if isinstance(value, int) else value
-
-
-def _has_passed(time: Time[Any], state: State) -> bool:
-    if time.unit is TimeUnit.DURATION:
-        elapsed = state.get_elapsed_duration()
-        return elapsed is not None and elapsed >= time
-    return state.timestamp >= time
 
 
 def _parse_time(given: Any) -> Time[Any] | None:

@@ -205,6 +205,4 @@ class ZLoss(Algorithm):
 
 
 def _check_coefficient(coefficient: float) -> None:
-    check_finite(coefficient=coefficient)
-    if coefficient < 0:
-        raise ValueError(f"`coefficient` must not be negative, got {coefficient!r}. The paper uses 1e-4.")
+    check_finite("The paper uses 1e-4.", coefficient=coefficient, least=0)
