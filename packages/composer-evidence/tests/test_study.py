@@ -23,6 +23,7 @@ from composer.evidence.auto import load_recipe, make_schedule, write_recipe
 from composer.evidence.cli import main
 from composer.evidence.methods import TEACHER, make_algorithms, reason_against, training_beside
 from composer.evidence.page import explain, show_effect, table, write_page
+from composer.evidence.run import RunResult
 from composer.evidence.search import SearchError
 from composer.evidence.statistics import Rung, Verdict, at_equal_time, compare
 from composer.evidence.study import AA
@@ -343,6 +344,10 @@ def test_gains_also_of_plain_over_itself_are_judged_on_fresh_seeds(
         if reached["in_steps"][end] is not None:
             expected_end = reached["in_steps"][end] * muon["step_time"][factor]
             assert reached["method"][end] == pytest.approx(expected_end)
+    (search,) = (study.ledger.entry(name) for name in reached["searches"])
+    assert (search["method"], search["fraction"], len(search["trials"]) >= 3) == ("Muon", 0.5, True)
+    specs = {RunResult.from_json(line).spec.id: line["spec"] for line in study.ledger.lines("run")}
+    assert {specs[name]["settings"]["lr"] for name in reached["run_ids"]} == {search["best"]["lr"]}
     assert "Time to target" in write_page([study.ledger], study.runner.folder / "page.html").read_text()
 
 

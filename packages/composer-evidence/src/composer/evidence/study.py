@@ -390,7 +390,7 @@ class Study:
 
     def _tuned_arguments(self, member: str) -> dict[str, Any]:
         """Return the arguments that an earlier search found for a method alone."""
-        entries = [e for e in self._own_entries("tuning") if e["method"] == member]
+        entries = [e for e in self._own_entries("tuning") if e["method"] == member and e["fraction"] == 1.0]
         best: dict[str, Any] = entries[-1]["best"] if entries else {}
         prefix = f"{member}."
         return {key[len(prefix) :]: value for key, value in best.items() if key.startswith(prefix)}
@@ -562,23 +562,19 @@ class Study:
         results: _Results,
         about: Mapping[str, Any],
     ) -> dict[str, Any] | None:
-        """Return when the ladder of a method reaches plain's mean at the full budget, and the same for plain itself.
-
-        The learning rate of a shorter run of the method is that of plain at the same length, times the factor that the
-        search found at the full budget.
-        """
+        """Return when the ladder of a method reaches plain's mean at the full budget, and the same for plain itself."""
         times = about.get("step_time")
         if times is None:
             return None
-        rungs, runs = [Rung(1.0, _values(results))], []
+        rungs, runs, searches = [Rung(1.0, _values(results))], [], []
         for fraction in (fraction for fraction in self.task.ladder if fraction < 1):
-            short = self._tuned_variant(candidate.variant, fraction)
-            full = self._tuned_variant(candidate.variant, 1.0)
-            settings = dict(short.settings)
-            if "lr" in settings:
-                settings["lr"] *= candidate.settings["lr"] / full.settings["lr"]
+            try:
+                short = self._tuned_rung(candidate, fraction)
+            except SearchError:  # it diverges with every rate, and has no rung there
+                continue
+            searches.append(short.entry)
             specs = [
-                self._spec_of("test", candidate, short.steps, seed, settings=settings)
+                self._spec_of("test", candidate, short.steps, seed, settings=dict(short.settings))
                 for seed in _seeds(_CONFIRM, self.plan.num_ladder_seeds)
             ]
             values = _values(self._results(specs, f"{candidate.name}, {short.steps} steps"))
@@ -594,7 +590,34 @@ class Study:
             "plain_against_plain": asdict(aa),
             "rungs": [{"time": times["ratio"] * r.time, "scores": _plain_json(r.scores)} for r in rungs],
             "run_ids": runs,
+            "searches": searches,
         }
+
+    def _tuned_rung(self, candidate: _Candidate, fraction: float) -> Plain:
+        """Return the settings of a method for a shorter budget: those of plain there, with a learning rate of its own.
+
+        Plain has searched all its settings at every length; the method has as many trials at most.
+        """
+        short, full = (self._tuned_variant(candidate.variant, part) for part in (fraction, 1.0))
+        if "lr" not in short.settings or candidate.averages:
+            return short
+        rate = short.settings["lr"] * candidate.settings["lr"] / full.settings["lr"]
+        grid = {"lr": Grid(tuple(float(f"{factor * rate:.4g}") for factor in _LR_FACTORS))}
+        seeds = _seeds(_TUNE, self.plan.num_tuning_seeds)
+
+        def runs(points: Sequence[Mapping[str, Any]]) -> list[list[tuple[RunSpec, str]]]:
+            tried = [{**short.settings, **point} for point in points]
+            return [
+                [(self._spec_of("validation", candidate, short.steps, seed, settings=each), "") for seed in seeds]
+                for each in tried
+            ]
+
+        title = f"{self.task.name}: tune {candidate.name}, {short.steps} steps"
+        about = {"method": candidate.name, "variant": short.variant, "steps": short.steps, "fraction": fraction}
+        start = {"lr": grid["lr"].values[1]}
+        entry, found = self._search(title, grid, start, runs, about, short.num_trials)
+        settings = {**short.settings, **found.best.point}
+        return replace(short, settings=settings, score=found.best.score, entry=entry)
 
     # Stacks
 
