@@ -169,11 +169,9 @@ class CheckpointSaver(Callback):
         delivery_timeout: float | None = None,
     ) -> None:
         self.num_checkpoints_to_keep = _number_to_keep(num_checkpoints_to_keep)
-        check_finite(num_concurrent_uploads=num_concurrent_uploads)
-        if num_concurrent_uploads < 1:
-            raise ValueError(f"`num_concurrent_uploads` must be at least 1, got {num_concurrent_uploads!r}.")
-        _check_seconds("upload_timeout_in_seconds", upload_timeout_in_seconds)
-        _check_seconds("delivery_timeout", delivery_timeout)
+        check_finite(least=1, num_concurrent_uploads=num_concurrent_uploads)
+        limits = {"upload_timeout_in_seconds": upload_timeout_in_seconds, "delivery_timeout": delivery_timeout}
+        check_finite(above=0, **{name: seconds for name, seconds in limits.items() if seconds is not None})
         self.delivery_timeout = delivery_timeout
         self._check_names(
             folder=folder,
@@ -206,8 +204,7 @@ class CheckpointSaver(Callback):
         self.continues = False  # with `autoresume`: existing files under its names are this run's own
         self.resumed_at: Time[int] | None = None  # the batch of the checkpoint that it resumed from
         self._written: set[str] = set()  # the paths that this object saved, not those of existing files
-        self._last_path: str | None = None
-        self._last_names: dict[str, str] = {}
+        self._last_names: dict[str, str] = {}  # of the last checkpoint; see `_names`
         self._last_fingerprint: tuple[Any, ...] = ()
         self._evaluated = False  # since the last checkpoint
         self._writer = CheckpointWriter(asynchronous)
@@ -234,13 +231,12 @@ class CheckpointSaver(Callback):
     def _check_places(self, state: State) -> None:
         """Check, on rank 0, the folder and the names of files and links, which depend on the name of the run."""
         check_run_name(state.run_name)
+        files = pattern_of_run(state, self.filename)
         if state.fsdp_sharded_state_dict_enabled:
-            prefix = pattern_of_run(state, self.filename).filename
-            check_pattern("sharded_ckpt_prefix_dir", prefix)
-            check_relative("sharded_ckpt_prefix_dir", prefix)
+            check_pattern("sharded_ckpt_prefix_dir", files.filename)
+            check_relative("sharded_ckpt_prefix_dir", files.filename)
         if self._uri is None:
             check_folder(format_name_with_dist(self.folder, state.run_name))
-        files = pattern_of_run(state, self.filename)
         check_length("save_filename", files.format(state))
         if self.latest_filename is not None and self.num_checkpoints_to_keep != 0:
             link = self.latest_filename.format(state)
@@ -319,18 +315,16 @@ class CheckpointSaver(Callback):
         return False
 
     def _lease_of(self, state: State, limit: float) -> Lease:
-        for callback in state.callbacks:  # another saver of this run may save to the same folder
-            other = callback if isinstance(callback, CheckpointSaver) else None
-            if other is not None and other._lease is not None and other._folder_of(state) == self._folder_of(state):
-                return other._lease
-        remote = self.remote_file_name if self._uri else None
-        files = pattern_of_run(state, self.filename if remote is None else remote).filename
+        where = self._folder_of(state)
+        for saver in savers_of(state):  # another saver of this run may save to the same folder
+            if saver._lease is not None and saver._folder_of(state) == where:
+                return saver._lease
         if self._uri is None:
-            return folder_lease(self._folder_of(state), state.run_name, files)
+            return folder_lease(where, state.run_name, pattern_of_run(state, self.filename).filename)
         # Detect wrong credentials now, not after hours of training.
         uri = format_name_with_dist(self._uri, state.run_name)
         answer_of(uri, lambda: storage_of(uri).check_writable(), limit)
-        where = self._folder_of(state)
+        files = pattern_of_run(state, self.remote_file_name or self.filename).filename
         return remote_lease(storage_of(where), where, state.run_name, files.rpartition("/")[2])
 
     def _folder_of(self, state: State) -> str:
@@ -358,7 +352,7 @@ class CheckpointSaver(Callback):
 
     def init(self, state: State, logger: Logger) -> None:
         if state.fsdp_sharded_state_dict_enabled:
-            check_saves_shards(self._writer.asynchronous, self._uri)
+            self._check_saves_shards()
         self._fill_mlflow_ids(logger)
         if not self._reserved:
             self.reserve(state, logger.delivery_deadline.timeout)
@@ -370,6 +364,19 @@ class CheckpointSaver(Callback):
             deadline=logger.delivery_deadline.for_service(self.delivery_timeout),
             limit=self.upload_timeout_in_seconds,
         )
+
+    def _check_saves_shards(self) -> None:
+        """Raise ValueError if a run cannot save in shards with these arguments."""
+        if self._writer.asynchronous:
+            raise ValueError(
+                "Checkpoints in shards are not written in the background: all ranks write them together. Leave "
+                "`save_async` out, or use `state_dict_type='full'`."
+            )
+        if self._uri is not None and dist.get_local_world_size() < dist.get_world_size():
+            raise ValueError(
+                f"Checkpoints in shards of several nodes must be saved to a folder that all of them share, not to "
+                f"{self._uri!r}. Use such a `save_folder`, or `state_dict_type='full'`."
+            )
 
     def _fill_mlflow_ids(self, logger: Logger) -> None:
         """Replace the placeholders for experiment and run of MLflow in folder and names. A collective operation."""
@@ -400,7 +407,7 @@ class CheckpointSaver(Callback):
         """
         if self.overwrite or self.continues:
             return
-        problem: list[str | None] = [None]
+        problem = None
         name = partial_format(self.filename.filename, run_name=state.run_name, rank=0)
         if dist.get_global_rank() == 0 and "{" not in name:
             path = Path(format_name_with_dist(self.folder, state.run_name)) / name
@@ -408,10 +415,8 @@ class CheckpointSaver(Callback):
                 identity = identify_run(path)
                 other = None if identity is None else identity[0]
                 if other != state.run_name and (identity is not None or not _holds_model(path)):
-                    problem = [refusal_of_name(state.run_name, str(path), other)]
-        dist.broadcast_object_list(problem, src=0)
-        if problem[0] is not None:
-            raise FileExistsError(problem[0])
+                    problem = refusal_of_name(state.run_name, str(path), other)
+        _raise_on_all_ranks(problem)
 
     @property
     def remote_root(self) -> str | None:
@@ -437,15 +442,16 @@ class CheckpointSaver(Callback):
             kept = self._uri is not None or os.path.exists(path)  # a store keeps checkpoints that are rotated out here
             return kept and counts is not None and max(counts) > 0
 
-        existing = [next(filter(stays, sorted(self._written)), None)]
-        dist.broadcast_object_list(existing, src=0)
-        if existing[0] is not None:
-            raise FileExistsError(
+        problem = None
+        existing = next(filter(stays, sorted(self._written)), None)
+        if dist.get_global_rank() == 0 and existing is not None:
+            problem = (
                 f"`reset_time=True` would replace checkpoints that an earlier `fit` of this Trainer "
-                f"saved, such as {existing[0]!r}. Leave it out, so that `duration` is counted from the present time; "
+                f"saved, such as {existing!r}. Leave it out, so that `duration` is counted from the present time; "
                 f"save to another folder, or under another `save_filename`, with another Trainer; or pass "
                 f"`save_overwrite=True` to the Trainer to replace those checkpoints."
             )
+        _raise_on_all_ranks(problem)
 
     def fit_start(self, state: State, logger: Logger) -> None:
         self.best.check(state)
@@ -460,14 +466,11 @@ class CheckpointSaver(Callback):
                 if self._uri is not None and self.remote_file_name is not None and dist.get_global_rank() == 0:
                     self._check_store(state, self.remote_file_name)
             except FileExistsError as error:
-                problem = str(error)
-        # All ranks raise together; otherwise the others would hang in the next collective operation.
-        for text in dist.all_gather_object(problem):
-            if text is not None:
-                raise FileExistsError(
-                    f"{text} It was left by another run, or by an earlier one of this name. To continue that run, pass "
-                    f"`autoresume=True`; to start anew and replace its files, pass `save_overwrite=True`."
+                problem = (
+                    f"{error} It was left by another run, or by an earlier one of this name. To continue that run, "
+                    f"pass `autoresume=True`; to start anew and replace its files, pass `save_overwrite=True`."
                 )
+        _raise_on_all_ranks(problem)
         if dist.get_global_rank() == 0:
             for name in remove_leftovers(Path(folder), self._is_left_over(Path(folder), state)):
                 log.info("Removed %s, which a process that was killed while saving left in %s.", name, folder)
@@ -478,10 +481,8 @@ class CheckpointSaver(Callback):
         Raises:
             FileExistsError: It has one.
         """
-        where, pattern = (
-            self._folder_of(state),
-            format_name_with_dist(proof_of_run(state, names), state.run_name, rank=0),
-        )
+        where = self._folder_of(state)
+        pattern = format_name_with_dist(proof_of_run(state, names), state.run_name, rank=0)
         pattern = pattern.removeprefix(f"{where.removeprefix(self.remote_root or '')}/")
         store = storage_of(where)
         try:
@@ -540,17 +541,14 @@ class CheckpointSaver(Callback):
         Returns:
             True if it was saved.
         """
-        now, saves = state.timestamp.batch, False
-        if self.last_checkpoint_batch == now:
+        again = self.last_checkpoint_batch == state.timestamp.batch
+        if again:
             changed = self._last_fingerprint != _fingerprint(state) or (self._evaluated and state.save_metrics)
             saves = any(dist.all_gather_object(changed))
-            if saves:
-                self._save_checkpoint(state, logger, again=True)
-        elif (
-            self.resumed_at == now
-        ):  # it was killed after its last checkpoint, and has only repeated the end of the run
-            saves = True
-            self._save_checkpoint(state, logger)
+        else:  # it was killed after its last checkpoint, and has only repeated the end of the run
+            saves = self.resumed_at == state.timestamp.batch
+        if saves:
+            self._save_checkpoint(state, logger, again)
         self.flush()
         return saves
 
@@ -620,13 +618,11 @@ class CheckpointSaver(Callback):
             change: A function that changes the entry in place.
         """
         self.flush()
-        path = self._last_path
-        if dist.get_global_rank() != 0 or path is None or self.last_checkpoint_batch != state.timestamp.batch:
+        if dist.get_global_rank() != 0 or self.last_checkpoint_batch != state.timestamp.batch:
             return
-        if not os.path.exists(path):  # rotated out already
-            return
-        if amend_run(Path(path), change):
-            self._upload(path, self._last_names, logger, overwrite=True)
+        path = Path(self._last_names["path"])
+        if path.exists() and amend_run(path, change):  # otherwise it is rotated out already
+            self._upload(self._last_names, logger, overwrite=True)
             self.flush()
 
     def _save_checkpoint(self, state: State, logger: Logger, again: bool = False) -> None:
@@ -636,9 +632,10 @@ class CheckpointSaver(Callback):
             self._lease.check()
         self.last_checkpoint_batch = state.timestamp.batch
         self._last_fingerprint, self._evaluated = _fingerprint(state), False
-        if not again or self._last_path is None:
-            self._last_path = pattern_of_run(state, self.filename).format(state)
-        path = self._last_path
+        if not again:
+            self._last_names = self._names(state)
+        names = self._last_names
+        path = names["path"]
         self._keep_if_killed(True)
         self._written.add(path)
         # Registered first, so that the checkpoint lists itself, too.
@@ -651,37 +648,40 @@ class CheckpointSaver(Callback):
         if dist.get_global_rank() != 0:
             return
         self._warn_of_types(content)
-        names = self._last_names = self._last_names if again else self._names(state)
         if sharded:
-            self._saved(path, names, logger, again)
+            self._saved(names, logger, again)
         else:
-            self._writer.write(content, path, lambda: self._saved(path, names, logger, again))
+            self._writer.write(content, path, lambda: self._saved(names, logger, again))
 
     def _names(self, state: State) -> dict[str, str]:
         """Return the names that belong to a checkpoint at this time; it may be completed later."""
         parts = {
+            "path": pattern_of_run(state, self.filename),
             "latest": self.latest_filename if self.num_checkpoints_to_keep != 0 else None,
             "remote": self.remote_file_name and pattern_of_run(state, self.remote_file_name),
             "latest_remote": self.latest_remote_file_name,
         }
         return {key: part.format(state) for key, part in parts.items() if part is not None}
 
-    def _saved(self, path: str, names: dict[str, str], logger: Logger, again: bool) -> None:
+    def _saved(self, names: dict[str, str], logger: Logger, again: bool) -> None:
         """Update links, upload and rotate, when the file is complete."""
+        path = names["path"]
         if "latest" in names:
-            replace_link(Path(names["latest"]), Path(path))
+            latest = Path(names["latest"])
+            replace_link(latest, Path(path))
             best = self.best.path
             if best is not None:
-                replace_link(Path(names["latest"]).with_name(_best_name(Path(names["latest"]).name)), Path(best))
-        own = again or path in self.saved_checkpoints
-        self._upload(path, names, logger, overwrite=own or self.overwrite or self.continues)
-        if path not in self.saved_checkpoints:
+                replace_link(latest.with_name(_best_name(latest.name)), Path(best))
+        is_new = path not in self.saved_checkpoints
+        self._upload(names, logger, overwrite=again or not is_new or self.overwrite or self.continues)
+        if is_new:
             self.saved_checkpoints.append(path)
         self._rotate()
 
-    def _upload(self, path: str, names: dict[str, str], logger: Logger, overwrite: bool) -> None:
+    def _upload(self, names: dict[str, str], logger: Logger, overwrite: bool) -> None:
         if "remote" not in names:
             return
+        path = names["path"]
         if self.remote_uploader is not None:
             link = None
             if "latest_remote" in names:
@@ -737,12 +737,14 @@ class CheckpointSaver(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the checkpoints that have not been rotated out and, if a metric is monitored, its values."""
-        listed = list(self.all_saved_checkpoints_to_timestamp.items())
-        if self.num_checkpoints_to_keep >= 0:  # without removed ones, or the list would grow with every save
-            existing = {*self.saved_checkpoints, self._last_path}
-            listed = [(path, timestamp) for path, timestamp in listed if path in existing]
+        keeps_all = self.num_checkpoints_to_keep < 0  # otherwise the list would grow with every save
+        existing = {*self.saved_checkpoints, self._last_names.get("path")}
         saved: dict[str, Any] = {
-            "all_saved_checkpoints_to_timestamp": [(path, timestamp.state_dict()) for path, timestamp in listed]
+            "all_saved_checkpoints_to_timestamp": [
+                (path, timestamp.state_dict())
+                for path, timestamp in self.all_saved_checkpoints_to_timestamp.items()
+                if keeps_all or path in existing
+            ]
         }
         if self.best.monitor is not None:
             saved["best"] = self.best.state_dict()
@@ -765,10 +767,24 @@ class CheckpointSaver(Callback):
 def hold_leases(state: State) -> Iterator[None]:
     """Hold the leases on the folders that a run saves to while it trains."""
     with ExitStack() as leases:
-        for callback in state.callbacks:
-            if isinstance(callback, CheckpointSaver):
-                leases.enter_context(callback.training(state))
+        for saver in savers_of(state):
+            leases.enter_context(saver.training(state))
         yield
+
+
+def savers_of(state: State) -> list[CheckpointSaver]:
+    """Return the savers among the callbacks of a run."""
+    return [callback for callback in state.callbacks if isinstance(callback, CheckpointSaver)]
+
+
+def _raise_on_all_ranks(problem: str | None) -> None:
+    """Raise a FileExistsError if any rank has a problem. A collective operation.
+
+    All ranks raise together; otherwise the others would hang in the next collective operation.
+    """
+    for text in dist.all_gather_object(problem):
+        if text is not None:
+            raise FileExistsError(text)
 
 
 def answer_of(store: str, request: Callable[[], T], limit: float | None = None) -> T:
@@ -806,28 +822,6 @@ def answer_of(store: str, request: Callable[[], T], limit: float | None = None) 
                 f"store runs, or pass a larger `delivery_timeout`."
             )
     return answer.result()
-
-
-def check_saves_shards(asynchronous: bool, uri: str | None) -> None:
-    """Check that a run can save in shards.
-
-    Args:
-        asynchronous: True if it saves in the background.
-        uri: The remote folder it saves to; None for a local folder.
-
-    Raises:
-        ValueError: It cannot.
-    """
-    if asynchronous:
-        raise ValueError(
-            "Checkpoints in shards are not written in the background: all ranks write them together. Leave "
-            "`save_async` out, or use `state_dict_type='full'`."
-        )
-    if uri is not None and dist.get_local_world_size() < dist.get_world_size():
-        raise ValueError(
-            f"Checkpoints in shards of several nodes must be saved to a folder that all of them share, not to {uri!r}. "
-            f"Use such a `save_folder`, or `state_dict_type='full'`."
-        )
 
 
 def pattern_of_run(state: State, files: PartialFilePath) -> PartialFilePath:
@@ -872,13 +866,6 @@ def _check_interval(interval: Interval) -> None:
         return
     if ensure_time(interval, TimeUnit.EPOCH, argument="save_interval").value <= 0:
         raise ValueError(f"`save_interval` must be positive, got {interval!r}. Use for example '1ep' or '100ba'.")
-
-
-def _check_seconds(argument: str, seconds: float | None) -> None:
-    if seconds is not None:
-        check_finite(**{argument: seconds})
-        if seconds <= 0:
-            raise ValueError(f"`{argument}` must be positive, got {seconds!r}.")
 
 
 def _number_to_keep(keep: SupportsIndex) -> int:

@@ -21,7 +21,6 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class _Upload:
-    number: int  # in the order of submission
     path: str
     name: str
     overwrite: bool
@@ -57,7 +56,7 @@ class CheckpointUploads:
         self._uploader = Uploader(storage, concurrent=concurrent, timeout=deadline, limit=limit, send=self._send)
         self._lock = threading.Lock()  # checkpoints may be written, and queued, in the background
         self._unfinished: list[_Upload] = []
-        self._submitted = 0
+        self._newest: _Upload | None = None
         self._begun: set[str] = set()
         self._raised = False
         self._process = os.getpid()
@@ -90,8 +89,8 @@ class CheckpointUploads:
             self._raised = False
             self._unfinished = [upload for upload in self._unfinished if upload.name != name or not upload.error]
             self._repeat()
-            self._submitted += 1
-            self._queue(_Upload(self._submitted, path, name, overwrite, link, Future()))
+            self._newest = _Upload(path, name, overwrite, link, Future())
+            self._queue(self._newest)
 
     def check(self) -> None:
         """Raise the first failure that another attempt does not fix, if any."""
@@ -157,7 +156,7 @@ class CheckpointUploads:
             # What a failed attempt has left there is this run's own.
             overwrite=upload.overwrite or bool(begun),
             # A newer checkpoint may have been uploaded meanwhile, and its link must stay.
-            link=upload.link if upload.number == self._submitted else None,
+            link=upload.link if upload is self._newest else None,
             before=others,
         )
         self._unfinished.append(upload)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -93,16 +93,12 @@ def own_modules(module: torch.nn.Module) -> list[torch.nn.Module]:
     return [inner for inner in module.modules() if inner not in sharded]
 
 
-def _tensors(module: torch.nn.Module) -> Iterator[torch.Tensor]:
-    for tensor in (*module._parameters.values(), *module._buffers.values()):
-        if tensor is not None:
-            yield tensor
+def _tensors(module: torch.nn.Module) -> list[torch.Tensor]:
+    return [*module.parameters(recurse=False), *module.buffers(recurse=False)]
 
 
 def _to(module: torch.nn.Module, device: torch.device) -> None:
-    for parameter in module._parameters.values():
-        if parameter is None:
-            continue
+    for parameter in module.parameters(recurse=False):
         if parameter.is_meta:
             # Keep the object, so that tied weights and other references stay valid.
             real = torch.nn.Parameter(torch.empty_like(parameter, device=device), parameter.requires_grad)

@@ -71,7 +71,7 @@ def _children(module: torch.nn.Module, prefix: str = "") -> Iterator[tuple[str, 
 def _units_of_child(name: str, child: torch.nn.Module, auto_wrap: bool) -> list[Unit]:
     wraps = _policy(child, auto_wrap)
     units = []
-    for inner, module in _innermost_first(name, child):
+    for inner, module in reversed([*child.named_modules(prefix=name)]):  # inner ones first
         answer = True if module is child else wraps(module)
         attribute = getattr(module, "_fsdp_wrap", None)
         answer = answer if attribute is None else bool(attribute) and (answer or True)
@@ -80,13 +80,6 @@ def _units_of_child(name: str, child: torch.nn.Module, auto_wrap: bool) -> list[
         if answer is not False and any(True for _ in module.parameters()):
             units.append(Unit(inner, module, dict(answer) if isinstance(answer, dict) else {}))
     return units
-
-
-def _innermost_first(prefix: str, module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
-    seen: dict[int, tuple[str, torch.nn.Module]] = {}
-    for name, inner in module.named_modules(prefix=prefix):
-        seen.setdefault(id(inner), (name, inner))
-    return reversed([*seen.values()])
 
 
 def _policy(child: torch.nn.Module, auto_wrap: bool) -> Callable[[torch.nn.Module], Any]:

@@ -58,21 +58,21 @@ def prepare_fsdp_module(
             "`auto_microbatching` must be False, got True. `Trainer(device_train_microbatch_size='auto', "
             "parallelism_config={'fsdp': ...})` searches for a size, over all ranks."
         )
-    config = ParallelismConfig(fsdp=fsdp_config).fsdp
-    assert isinstance(config, FSDP2Config), "`ParallelismConfig` converts dicts"
-    shard(model, optimizers, config, precision, device, te_rng_seed)
+    shard(model, optimizers, fsdp_config, precision, device, te_rng_seed)
     return [], {}
 
 
 def shard(
     model: torch.nn.Module,
     optimizers: Optimizers,
-    config: FSDP2Config,
+    fsdp_config: FSDP2Config | Mapping[str, Any],
     precision: Precision | str | None,
     device: Device | str | None,
     seed: int,
 ) -> None:
     """Shard a model and its optimizers; see `prepare_fsdp_module`."""
+    config = ParallelismConfig(fsdp=fsdp_config).fsdp
+    assert isinstance(config, FSDP2Config), "`ParallelismConfig` converts dicts"
     found = _device(device, "Sharding a model")
     check_can_shard(config, found.name)
     divided = any(type(parameter).__name__ == "DTensor" for parameter in model.parameters())

@@ -61,14 +61,18 @@ def shard_model(
         ValueError: Units share parameters, an optimizer has parameters of another model, the model is on the meta
             device on rank 0 only, or a module has no way to be initialized.
     """
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 
     units = plan_units(model, config.auto_wrap)
     optimized = OptimizerParameters(model, optimizers)
     device = device_of(mesh)
     if config.activation_checkpointing or config.activation_cpu_offload:
         lighten_activations(model, units, config.activation_checkpointing, config.activation_cpu_offload)
-    arguments = _arguments(config, mesh, precision)
+    arguments: dict[str, Any] = {
+        "mesh": mesh,
+        "mp_policy": _policy(config.mixed_precision, precision),
+        "offload_policy": CPUOffloadPolicy() if config.cpu_offload else OffloadPolicy(),
+    }
     fresh = set() if ready else uninitialized(model, host_group)
     with reproducibility.seed_context(seed):
         for unit in units:
@@ -165,16 +169,6 @@ def _gather_in(model: Any, name: str) -> None:
         return result
 
     setattr(model, name, method)
-
-
-def _arguments(config: FSDP2Config, mesh: DeviceMesh, precision: Precision) -> dict[str, Any]:
-    from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
-
-    return {
-        "mesh": mesh,
-        "mp_policy": _policy(config.mixed_precision, precision),
-        "offload_policy": CPUOffloadPolicy() if config.cpu_offload else OffloadPolicy(),
-    }
 
 
 def _policy(mixed_precision: Any, precision: Precision) -> Any:

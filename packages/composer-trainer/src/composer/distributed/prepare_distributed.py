@@ -11,7 +11,7 @@ from composer.core import Precision
 from composer.distributed.dist_strategy import shard
 from composer.models import ComposerModel
 from composer.utils import dist
-from composer.utils.parallelism import FSDP2Config, ParallelismConfig
+from composer.utils.parallelism import FSDP2Config
 from composer.utils.reproducibility import MAX_SEED
 
 __all__ = ["parallelize_composer_model"]
@@ -44,9 +44,7 @@ def parallelize_composer_model(
             f"`composer_model` must be a `ComposerModel`, got {type(composer_model).__name__}. Use "
             f"`composer.distributed.prepare_fsdp_module` for other modules."
         )
-    found = ParallelismConfig(fsdp=config).fsdp
-    assert isinstance(found, FSDP2Config), "`ParallelismConfig` converts dicts"
     seeds = [torch.initial_seed() % (MAX_SEED + 1)]
     if dist.is_initialized():
         dist.broadcast_object_list(seeds)
-    shard(composer_model, optimizer, found, precision, None, seeds[0])
+    shard(composer_model, optimizer, config, precision, None, seeds[0])

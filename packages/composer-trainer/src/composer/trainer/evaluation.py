@@ -68,8 +68,6 @@ class Evaluation:
             True if any evaluator ran.
         """
         evaluators = self.state.evaluators
-        if not evaluators:
-            return False
         due = [e for e in evaluators if e.eval_interval is not None and e.eval_interval(self.state, event)]
         if not due:
             return False
@@ -108,18 +106,18 @@ class Evaluation:
         try:
             with self.parallel.report_lost_ranks():
                 self.engine.run_event(Event.EVAL_STANDALONE_START)
-                results = self.run(extra or own, None if subset == -1 else subset)
+                results = self.run(extra or own, subset)
                 self.engine.run_event(Event.EVAL_STANDALONE_END)
             return results
         finally:
             state.evaluators = own
 
-    def run(self, evaluators: Sequence[Evaluator], subset_num_batches: int | None = None) -> Results:
+    def run(self, evaluators: Sequence[Evaluator], subset_num_batches: int = -1) -> Results:
         """Run evaluators one after the other, in eval mode and without gradients.
 
         Args:
             evaluators: The evaluators.
-            subset_num_batches: The number of batches of each; None: its own setting.
+            subset_num_batches: The number of batches of each; -1: its own setting.
 
         Returns:
             The computed metrics of each evaluator.
@@ -127,9 +125,8 @@ class Evaluation:
         results = Results()
         with torch.no_grad(), model_eval_mode(self.state.model), self.modes.evaluating():
             for evaluator in evaluators:
-                default = -1 if evaluator.subset_num_batches is None else evaluator.subset_num_batches
-                subset = default if subset_num_batches is None else subset_num_batches
-                results[evaluator.label] = self._evaluate(evaluator, subset)
+                subset = evaluator.subset_num_batches if subset_num_batches == -1 else subset_num_batches
+                results[evaluator.label] = self._evaluate(evaluator, -1 if subset is None else subset)
         return results
 
     def _evaluate(self, evaluator: Evaluator, subset: int) -> dict[str, Any]:
@@ -148,7 +145,7 @@ class Evaluation:
             searches = evaluator.auto_microbatching
             with eval_search(evaluator, state, self.parallel) if searches else self._forward_pass:
                 self.accesses.record(evaluator.label, spec.dataloader, state.timestamp.batches)
-                for batch in self._batches(spec):
+                for batch in itertools.islice(spec.dataloader, state.dataloader_limit):
                     self._eval_batch(evaluator, batch, metrics, tail)
             if not state.eval_timestamp.batches and not tail.found:
                 warnings.warn(
@@ -159,9 +156,6 @@ class Evaluation:
             values = self._log(evaluator.label, metrics)
             run_event(Event.EVAL_END)
         return values
-
-    def _batches(self, spec: DataSpec) -> Any:
-        return itertools.islice(iter(spec.dataloader), self.state.dataloader_limit)
 
     def _eval_batch(self, evaluator: Evaluator, batch: Any, metrics: dict[str, Any], tail: PaddingDetector) -> None:
         state, dispatch, spec = self.state, self.engine.dispatch, evaluator.dataloader
@@ -217,7 +211,7 @@ class Evaluation:
             dispatch.eval_after_forward()
 
     def _outputs_of(self, batch: Any) -> Any:
-        return self.model.eval_forward(batch)
+        return self.model.eval_forward(batch)  # `model` may be replaced
 
     def _log(self, label: str, metrics: dict[str, Any]) -> dict[str, Any]:
         values = {name: metric.compute() for name, metric in metrics.items()}
@@ -240,11 +234,6 @@ class Results(dict[str, dict[str, Any]]):
     def _repr_html_(self) -> str:
         rows = [(label, name, number(value)) for label, values in self.items() for name, value in values.items()]
         return table("Evaluation", rows, ("evaluator", "metric", "value"))
-
-
-def _unwrapped(state: State) -> Any:
-    # DDP broadcasts buffers in every forward pass, and ranks may have different numbers of batches.
-    return state.model.module if state.is_model_ddp else state.model
 
 
 def predict(
@@ -272,7 +261,9 @@ def predict(
     """
     parallel.check_loader(spec.dataloader, "dataloader")
     outputs: list[Any] = []
-    cpu, forward = DeviceCPU(), ForwardPass(_unwrapped(state), state, parallel)
+    # DDP broadcasts buffers in every forward pass, and ranks may have different numbers of batches.
+    model: Any = state.model.module if state.is_model_ddp else state.model
+    cpu, forward = DeviceCPU(), ForwardPass(model, state, parallel)
     with (
         # Ranks with an unsharded model may predict alone.
         parallel.report_lost_ranks() if parallel.collective_forward else nullcontext(),
@@ -284,7 +275,7 @@ def predict(
         state.predict_timestamp, lap_start = Timestamp(), time.perf_counter()
         engine.run_event(Event.PREDICT_START)
         with forward:
-            for batch in itertools.islice(iter(spec.dataloader), state.dataloader_limit):
+            for batch in itertools.islice(spec.dataloader, state.dataloader_limit):
                 batch = spec.batch_transforms(batch)
                 samples, tokens = spec.count_batch(batch)
                 state.batch = spec.microbatch_transforms(state.device.batch_to_device(batch))

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from composer.core import State
-from composer.devices import Device
+from composer.devices import Device, DeviceCPU
 from composer.loggers import DeferredValue
 from composer.models import ComposerModel
 from composer.models.base import is_of_outputs_alone
@@ -35,8 +35,7 @@ class TrainMetrics:
     def __init__(
         self, state: State, model: ComposerModel, defer: bool, on_update: Callable[[], None] = lambda: None
     ) -> None:
-        self._state, self._model, self._on_update = state, model, on_update
-        self._may_defer = defer
+        self._state, self._on_update, self._may_defer = state, on_update, defer
         self.set_model(model)
         self._batch: tuple[Any, Any] | None = None
         self._values: dict[str, DeferredValue] = {}
@@ -107,15 +106,12 @@ class TrainMetrics:
         """Return the metrics of the batch by name, on the host, for a checkpoint."""
         if not self.enabled:
             return {}
-        return {name: _on_host(value.value) for name, value in self.values().items()}
+        return {name: DeviceCPU().batch_to_device(value.value) for name, value in self.values().items()}
 
     def restore(self, values: dict[str, Any]) -> None:
         """Restore the values that `last_values` returned; they hold until the next batch begins."""
-        to_device = self._state.device.tensor_to_device
         for name in self._state._train_metrics.keys() & values.keys():
-            saved = values[name]
-            value = to_device(saved) if isinstance(saved, torch.Tensor) else saved
-            self._values[name] = DeferredValue(partial(_identity, value)).hold()
+            self._values[name] = DeferredValue(partial(self._state.device.batch_to_device, values[name])).hold()
 
     def finish(self) -> None:
         """Compute pending metrics, so that the outputs of the last batch can be freed."""
@@ -136,7 +132,6 @@ class TrainMetrics:
             batch, outputs = self._batch
             self._batch = None
             self._update(batch, outputs)
-        self._state._pending_metrics = None
 
     @torch.no_grad()
     def _update(self, batch: Any, outputs: Any) -> None:
@@ -144,7 +139,8 @@ class TrainMetrics:
             with model_eval_mode(self._model):
                 outputs = self._model.eval_forward(batch, outputs)
         for metric in self._state._train_metrics.values():
-            self._state.metric_outputs = _mapping(self._model.update_metric(batch, outputs, metric))
+            result: Any = self._model.update_metric(batch, outputs, metric)
+            self._state.metric_outputs = dict(result) if isinstance(result, Mapping) else {}
         self._on_update()
 
 
@@ -188,17 +184,3 @@ def move_metrics(metrics: MutableMapping[str, Any], device: Device) -> None:
         for part, dtype in zip(parts, dtypes, strict=True):
             if part.dtype != dtype:  # torchmetrics forgets it in `to`
                 part.set_dtype(dtype)
-
-
-def _identity(value: Any) -> Any:
-    return value
-
-
-def _on_host(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _on_host(part) for key, part in value.items()}
-    return value.cpu() if isinstance(value, torch.Tensor) else value
-
-
-def _mapping(value: Any) -> dict[str, Any]:
-    return dict(value) if isinstance(value, Mapping) else {}

@@ -33,7 +33,7 @@ from composer.distributed.ddp import (
 )
 from composer.utils import dist
 
-__all__ = ["DataParallel", "SingleProcess", "check_same_structure", "num_data_shards", "set_epoch"]
+__all__ = ["DataParallel", "SingleProcess", "check_same_structure", "num_data_shards", "parts_of", "set_epoch"]
 
 T = TypeVar("T")
 
@@ -185,9 +185,8 @@ class DataParallel(SingleProcess):
         self._closed = False
         self._lost_ranks = LostRankDetector(self._rank, self.world_size, timeout)
         # NCCL transfers device tensors only, and reading those would stall the step.
-        self._owns_group = torch.distributed.get_backend() != "gloo"
         self._host: Any = None
-        if self._owns_group:
+        if torch.distributed.get_backend() != "gloo":
             self._host = torch.distributed.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
         self._lost_ranks.name = self.broadcast(secrets.token_hex(4))
 
@@ -196,14 +195,12 @@ class DataParallel(SingleProcess):
         return self._lost_ranks.report()
 
     def broadcast(self, value: T) -> T:
-        """Return rank 0's value; it is pickled."""
         values = [value]
         with self.report_lost_ranks():
             dist.broadcast_object_list(values, 0, self._host)
         return values[0]
 
     def min_length(self, length: int | None) -> int | None:
-        """Return the length of the shortest loader of all ranks; None: no rank knows its length."""
         with self.report_lost_ranks():
             lengths = dist.all_gather_object(length, self._host)
         return min((other for other in lengths if other is not None), default=None)
@@ -220,7 +217,6 @@ class DataParallel(SingleProcess):
             exchange(tensors, lambda tensor: torch.distributed.broadcast(tensor, 0, async_op=True))
 
     def broadcast_buffers(self, model: torch.nn.Module) -> None:
-        """Broadcast buffers from rank 0: only its copy is evaluated and saved."""
         groups: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
         for buffer in model.buffers():
             if not buffer.is_meta:
@@ -234,11 +230,9 @@ class DataParallel(SingleProcess):
 
     def prepare_metrics(self, metrics: Iterable[Any]) -> None:
         """Let metrics gather their states without waiting for the device, unless they define a gather of their own."""
-        for metric in metrics:
-            parts: Iterable[Any] = metric.modules() if isinstance(metric, torch.nn.Module) else ()
-            for part in parts:
-                if _has_fixed_shapes(part) and part.dist_sync_fn is None:
-                    part.dist_sync_fn = _gather
+        for part in parts_of(metrics):
+            if _has_fixed_shapes(part) and part.dist_sync_fn is None:
+                part.dist_sync_fn = _gather
 
     def wrap(self, model: torch.nn.Module, algorithms: Iterable[Algorithm]) -> torch.nn.Module:
         """Wrap the model in `DistributedDataParallel` if it has trainable parameters."""
@@ -266,20 +260,17 @@ class DataParallel(SingleProcess):
     def sum_counts(
         self, samples: float, tokens: int, interrupted: bool = False, lap: float = 0.0
     ) -> tuple[float, int, bool, float]:
-        """Sum the samples and tokens of one step over ranks; see `SingleProcess`."""
         sums = self._all_reduce((samples, tokens, interrupted, lap if self._rank == 0 else 0.0))
         total = int(sums[0]) if sums[0].is_integer() else sums[0]
         return total, int(sums[1]), sums[2] > 0, sums[3]
 
     def mean_count(self, count: float, microbatches: int) -> float:
-        """Average the batch size over ranks; see `SingleProcess`."""
         # The sum of squares tells every rank whether all have the same number of microbatches.
         total, number, squares = self._all_reduce((count, microbatches, microbatches**2))
         self._equal_microbatches = squares * self.world_size == number**2
         return total / self.world_size
 
     def any_finished(self, finished: bool, stopped: bool = False) -> tuple[bool, bool]:
-        """Combine two flags over ranks; see `SingleProcess`."""
         sums = self._all_reduce((finished, stopped))
         return sums[0] > 0, sums[1] > 0
 
@@ -290,7 +281,6 @@ class DataParallel(SingleProcess):
             self.broadcast_buffers(self._model.module)
 
     def all_gather(self, numbers: Sequence[float]) -> list[list[float]]:
-        """Return the numbers of each rank, ordered by rank."""
         local = torch.tensor(numbers, dtype=torch.float64)
         return [tensor.tolist() for tensor in dist.all_gather(local, self._host)]
 
@@ -312,7 +302,6 @@ class DataParallel(SingleProcess):
         return dict(zip(losses, (stacked / self.world_size).unbind(), strict=True))
 
     def close(self) -> None:
-        """Wait for the other ranks and leave the group. Safe to call twice."""
         if self._closed:
             return
         self._closed = True
@@ -320,7 +309,7 @@ class DataParallel(SingleProcess):
             return
         with self.report_lost_ranks():
             dist.barrier(self._host)
-        if self._owns_group:
+        if self._host is not None:
             dist.destroy_process_group(self._host)
 
     def _all_reduce(self, numbers: Sequence[float]) -> list[float]:
@@ -358,6 +347,11 @@ def set_epoch(dataloader: Any, epoch: int) -> None:
         sampler = getattr(dataloader, name, None)
         if isinstance(sampler, DistributedSampler):
             sampler.set_epoch(epoch)
+
+
+def parts_of(metrics: Iterable[Any]) -> list[Any]:
+    """Return metrics and the metrics inside them."""
+    return [part for metric in metrics if isinstance(metric, torch.nn.Module) for part in metric.modules()]
 
 
 def _has_fixed_shapes(metric: Any) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -18,7 +17,8 @@ from composer.distributed.ddp import DDPSyncStrategy
 from composer.distributed.fsdp2 import check_can_shard, device_of, is_unit, shard_model
 from composer.distributed.mesh import REPLICATE, SHARD, TENSOR, make_mesh
 from composer.distributed.tensor_parallel import divide_layers
-from composer.trainer.ranks import DataParallel, check_same_structure
+from composer.trainer.ranks import DataParallel, check_same_structure, parts_of
+from composer.utils import dist
 from composer.utils.parallelism import FSDP2Config, ParallelismConfig, TPConfig
 
 
@@ -51,46 +51,33 @@ class ShardedParallel(DataParallel):
         self._fsdp = config.fsdp
         self._tp = config.tp if isinstance(config.tp, TPConfig) else None
         self._degree = 1 if self._tp is None else self._tp.tensor_parallel_degree
-        if self._fsdp.device_mesh is None:
+        self._mesh = self._data_mesh = self._fsdp.device_mesh
+        if self._mesh is None:
             self._mesh = make_mesh(self._fsdp, self._degree, "cuda" if device.name == "gpu" else device.name)
-        else:
-            self._mesh = self._fsdp.device_mesh
+            dims = self._mesh.mesh_dim_names or ()
+            self._data_mesh = self._mesh[tuple(name for name in (REPLICATE, SHARD) if name in dims)]
         super().__init__(strategy, timeout)
-        self._data_mesh = self._get_data_mesh()
-        self._data_ranks = self._data_mesh.size()
-        if self._data_ranks * self._degree != self.world_size:
+        self._data_ranks: list[int] = self._data_mesh.mesh.flatten().tolist()  # those that split the data
+        size = len(self._data_ranks)
+        if size * self._degree != self.world_size:
             raise ValueError(
-                f"`device_mesh` must hold all {self.world_size} ranks, but {self._data_ranks} ranks that split the "
-                f"data x {self._degree} tensor-parallel ranks is {self._data_ranks * self._degree}."
+                f"`device_mesh` must hold all {self.world_size} ranks, but {size} ranks that split the data x "
+                f"{self._degree} tensor-parallel ranks is {size * self._degree}."
             )
         self._data_group = self._make_data_group() if self._degree > 1 else None
         self._units: list[Any] = []
         self._precision: Precision | None = None  # the precision that the model was sharded for
 
-    def _get_data_mesh(self) -> Any:
-        """Return the dimensions of the mesh that split the data."""
-        names = self._mesh.mesh_dim_names
-        if self._fsdp.device_mesh is not None or names is None:
-            return self._mesh
-        wanted = tuple(name for name in (REPLICATE, SHARD) if name in names)
-        return self._mesh[wanted if len(wanted) > 1 else wanted[0]]
-
     def _make_data_group(self) -> Any:
         """Create the group of ranks that train on different data: one of each tensor-parallel group."""
-        own = self._data_mesh.mesh.flatten().tolist()
-        all_ranks: list[Any] = [None] * self.world_size
-        torch.distributed.all_gather_object(all_ranks, own, self._host)
-        groups = sorted({tuple(ranks) for ranks in all_ranks})  # every rank creates all groups in the same order
-        created = {ranks: torch.distributed.new_group([*ranks]) for ranks in groups}
-        return created[tuple(own)]
+        groups = {tuple(ranks) for ranks in dist.all_gather_object(self._data_ranks, self._host)}
+        own, _ = torch.distributed.new_subgroups_by_enumeration([[*ranks] for ranks in sorted(groups)])
+        return own
 
     @property
     def _data_rank(self) -> int:
         """The index of the data shard of this rank; tensor-parallel ranks have the same one."""
-        coordinate = self._data_mesh.get_coordinate()
-        assert coordinate is not None, "the mesh has all ranks"
-        sizes = self._data_mesh.mesh.shape
-        return sum(index * math.prod(sizes[dim + 1 :]) for dim, index in enumerate(coordinate))
+        return self._data_ranks.index(self._rank)
 
     # ---- at construction ----
 
@@ -112,7 +99,6 @@ class ShardedParallel(DataParallel):
         state.tp_config, state.device_mesh = self._tp, self._mesh
 
     def shard(self, state: State) -> None:
-        """Shard the model and its optimizers in place."""
         model, seed = state.model, state.rank_zero_seed
         with self.report_lost_ranks():
             if self._tp is not None:
@@ -138,7 +124,7 @@ class ShardedParallel(DataParallel):
         for sampler in (getattr(dataloader, "sampler", None), getattr(dataloader, "batch_sampler", None)):
             if not isinstance(sampler, DistributedSampler):
                 continue
-            actual, expected = (sampler.num_replicas, sampler.rank), (self._data_ranks, self._data_rank)
+            actual, expected = (sampler.num_replicas, sampler.rank), (len(self._data_ranks), self._data_rank)
             if actual != expected:
                 raise ValueError(
                     f"The sampler of `{argument}` must have `num_replicas={expected[0]}` and, on rank {self._rank}, "
@@ -165,10 +151,9 @@ class ShardedParallel(DataParallel):
         super().prepare_metrics(metrics)
         if self._data_group is None:
             return
-        for metric in metrics:
-            for part in metric.modules() if isinstance(metric, torch.nn.Module) else ():
-                if getattr(part, "process_group", self) is None:
-                    part.process_group = self._data_group
+        for part in parts_of(metrics):
+            if getattr(part, "process_group", self) is None:
+                part.process_group = self._data_group
 
     def wrap(self, model: torch.nn.Module, algorithms: Iterable[Algorithm]) -> torch.nn.Module:
         """Return the model: `shard` has changed it in place."""
@@ -198,7 +183,6 @@ class ShardedParallel(DataParallel):
             unit.set_requires_gradient_sync(sync, recurse=False)
 
     def reshard(self) -> None:
-        """Free the weights gathered for a forward pass that has no backward pass."""
         for unit in self._units:
             unit.reshard()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, NoReturn
 
 from composer.callbacks.checkpoint_saver import CheckpointSaver
@@ -24,17 +24,15 @@ class Interruption:
     Args:
         saver: Saves the run before it ends; None: nothing is saved.
         announce: Shows a message to the user.
+
+    Attributes:
+        signal: The signal that was received; None: none.
     """
 
     def __init__(self, saver: CheckpointSaver | None, announce: Callable[[str], None]) -> None:
         self._saver, self._announce = saver, announce
         self.signal: int | None = None
         self._before: dict[int, Any] = {}
-
-    @property
-    def requested(self) -> bool:
-        """True if a signal was received."""
-        return self.signal is not None
 
     def prepare(self) -> None:
         """Save the run at the next BATCH_CHECKPOINT. Called on every rank if any of them received a signal."""
@@ -49,9 +47,7 @@ class Interruption:
                     self._before[number] = signal.signal(number, self._on_signal)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._restore()
 
     def leave(self, state: State) -> NoReturn:

@@ -190,7 +190,7 @@ class FSDPConfig(FSDP2Config):
                     "`data_parallel_replicate_degree`, or `FSDP2Config(device_mesh=...)`."
                 )
         translated = FSDP2Config.from_compatible_attrs({"state_dict_type": "full", **attrs})
-        super().__init__(**{field.name: getattr(translated, field.name) for field in dataclasses.fields(FSDP2Config)})
+        super().__init__(**vars(translated))
 
 
 @dataclass

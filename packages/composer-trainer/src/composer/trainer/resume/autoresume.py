@@ -7,8 +7,8 @@ import os
 import posixpath
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import takewhile
@@ -169,14 +169,14 @@ def find_checkpoint(
     outcome: list[Any] = [None, None]  # the checkpoint, and why none could be looked for
     if dist.get_global_rank() == 0:
         try:
-            outcome[0] = _find(saver, state, destinations, progress_bar, downloads)
+            outcome[0] = _Search(saver, state, destinations, progress_bar, downloads).run()
         except Exception as error:
             outcome[1] = f"{type(error).__name__}: {error}"
             if dist.get_world_size() == 1:
                 raise
     dist.broadcast_object_list(outcome, src=0)
-    newest: tuple[str, str] | None = outcome[0]
-    problem: str | None = outcome[1]
+    newest: tuple[str, str] | None
+    newest, problem = outcome
     if problem is not None:
         raise RuntimeError(f"Rank 0 could not look for a checkpoint to resume from: {problem}")
     path = None if newest is None else newest[0]
@@ -189,165 +189,240 @@ def find_checkpoint(
     return newest
 
 
-def _find(
-    saver: CheckpointSaver,
-    state: State,
-    destinations: Iterable[LoggerDestination],
-    progress_bar: bool,
-    downloads: ExitStack,
-) -> tuple[str, str] | None:
-    tried: list[str] = []
-    foreign: dict[str, str | None] = {}
-    in_loggers: dict[str, str | None] = {}
-    # Files that this node fetched are missing on the others, so each node fetches them itself.
-    several_nodes = dist.get_local_world_size() < dist.get_world_size()
-    run = state.run_name
-    stores: list[tuple[Iterable[Candidate], dict[str, str | None], int, bool]] = [
-        (_local_candidates(saver, state), foreign, 1, False),
-        (_remote_candidates(saver, state, progress_bar, downloads), foreign, _DOWNLOADS, several_nodes),
-        (_logger_candidates(saver, state, destinations, progress_bar, downloads), in_loggers, _DOWNLOADS, False),
-    ]
-    found = None
-    for candidates, others, attempts, by_name in stores:
-        found = found or _newest(candidates, run, tried, others, attempts, by_name)
-    if found is None and tried:
-        raise RuntimeError(
-            f"There are checkpoints of the run {state.run_name!r}, or files under their names, but none can be loaded: "
-            f"{', '.join(tried)}. To start again on purpose, use another `run_name` or `save_folder`, or "
-            f"`autoresume=False` with `save_overwrite=True`."
-        )
-    latest = "" if saver.latest_filename is None else saver.latest_filename.format(state)
-    if foreign.get(latest) is not None:  # a link, or a copy on a disk without links: it may be replaced
-        del foreign[latest]
-    foreign.update({name: None for name, other in in_loggers.items() if other is None})
-    for name, other in foreign.items():
-        if not saver.overwrite and (other is not None or found is None):
-            raise FileExistsError(refusal_of_name(run, name, other))
-        if other is None:
-            warnings.warn(f"{name!r} {NO_RUN}. It may be replaced.", stacklevel=2)
-    return found
-
-
 Candidate = tuple[str, Callable[[], Path | None]]
-"""The name of a checkpoint, and a function that fetches it."""
+"""The name of a checkpoint, and a function that fetches it; it returns None if there is none of the run."""
 
 
 class _UnreadableInStoreError(CorruptCheckpointError):
     """A store works, but does not deliver a checkpoint after several attempts."""
 
 
-def _newest(
-    candidates: Iterable[Candidate],
-    run_name: str,
-    tried: list[str],
-    foreign: dict[str, str | None],
-    attempts: int,
-    by_name: bool,
-) -> tuple[str, str] | None:
-    """Return the path of the first candidate of the run that is intact, and its name.
+class _Search:
+    """A search for the checkpoints of a run; the arguments are those of `find_checkpoint`."""
 
-    Others are added to `tried`, each with the reason, and those of other runs to `foreign`, with the run or None.
-    """
-    for name, fetch in candidates:
-        try:
-            checked = _checked(name, fetch, run_name, foreign, attempts)
-        except (CorruptCheckpointError, FileNotFoundError) as error:
-            reason = error.reason if isinstance(error, CorruptCheckpointError) else str(error)
-        except OSError as error:
-            if attempts > 1:  # a failing store is not a damaged file
-                raise
-            reason = str(error)
-        else:
-            if checked is None:
-                continue
-            path, saved_as = checked
-            if saved_as is None or not was_swapped(saved_as, path.resolve().name):
-                return name if by_name else str(path), name
-            tried.append(f"{name!r} was saved as {saved_as!r}")
-            warnings.warn(
-                f"{name!r} was saved as {saved_as!r}: it was copied over another one, so an older checkpoint is tried. "
-                f"To resume from it, pass it as `load_path`.",
-                stacklevel=2,
+    def __init__(
+        self,
+        saver: CheckpointSaver,
+        state: State,
+        destinations: Iterable[LoggerDestination],
+        progress_bar: bool,
+        downloads: ExitStack,
+    ) -> None:
+        self._saver, self._state, self._run_name = saver, state, state.run_name
+        self._destinations, self._progress_bar, self._downloads = destinations, progress_bar, downloads
+        self._tried: list[str] = []  # the checkpoints that cannot be loaded, each with the reason
+
+    def run(self) -> tuple[str, str] | None:
+        """Return the path and the name of the newest intact checkpoint, or None if there is none."""
+        saver = self._saver
+        foreign: dict[str, str | None] = {}  # files that are not of this run, with the run that they are of, if any
+        found = self._newest(self._local_candidates(), foreign, attempts=1)
+        if found is None:
+            found = self._newest(self._remote_candidates(), foreign, _DOWNLOADS)
+            if found is not None and dist.get_local_world_size() < dist.get_world_size():
+                # Files that this node fetched are missing on the others, so each node fetches them itself.
+                found = found[1], found[1]
+        in_loggers: dict[str, str | None] = {}
+        if found is None:
+            found = self._newest(self._logger_candidates(), in_loggers, _DOWNLOADS)
+        if found is None and self._tried:
+            raise RuntimeError(
+                f"There are checkpoints of the run {self._run_name!r}, or files under their names, but none can be "
+                f"loaded: {', '.join(self._tried)}. To start again on purpose, use another `run_name` or "
+                f"`save_folder`, or `autoresume=False` with `save_overwrite=True`."
             )
-            continue
-        tried.append(f"{name!r} ({reason})")
-        warnings.warn(f"{name!r} is damaged ({reason}); an older checkpoint is tried.", stacklevel=2)
-    return None
+        latest = "" if saver.latest_filename is None else saver.latest_filename.format(self._state)
+        if foreign.get(latest) is not None:  # a link, or a copy on a disk without links: it may be replaced
+            del foreign[latest]
+        foreign.update({name: None for name, other in in_loggers.items() if other is None})
+        for name, other in foreign.items():
+            if not saver.overwrite and (other is not None or found is None):
+                raise FileExistsError(refusal_of_name(self._run_name, name, other))
+            if other is None:
+                warnings.warn(f"{name!r} {NO_RUN}. It may be replaced.", stacklevel=2)
+        return found
 
+    def _newest(
+        self, candidates: Iterable[Candidate], foreign: dict[str, str | None], attempts: int
+    ) -> tuple[str, str] | None:
+        """Return the path and the name of the first candidate that is intact; add those of other runs to `foreign`."""
+        for name, fetch in candidates:
+            try:
+                checked = self._checked(name, fetch, foreign, attempts)
+            except (CorruptCheckpointError, FileNotFoundError) as error:
+                reason = error.reason if isinstance(error, CorruptCheckpointError) else str(error)
+            except OSError as error:
+                if attempts > 1:  # a failing store is not a damaged file
+                    raise
+                reason = str(error)
+            else:
+                if checked is None:
+                    continue
+                path, saved_as = checked
+                if saved_as is None or not was_swapped(saved_as, path.resolve().name):
+                    return str(path), name
+                self._tried.append(f"{name!r} was saved as {saved_as!r}")
+                warnings.warn(
+                    f"{name!r} was saved as {saved_as!r}: it was copied over another one, so an older checkpoint is "
+                    f"tried. To resume from it, pass it as `load_path`.",
+                    stacklevel=2,
+                )
+                continue
+            self._tried.append(f"{name!r} ({reason})")
+            warnings.warn(f"{name!r} is damaged ({reason}); an older checkpoint is tried.", stacklevel=2)
+        return None
 
-def _checked(
-    name: str, fetch: Callable[[], Path | None], run_name: str, foreign: dict[str, str | None], attempts: int
-) -> tuple[Path, str | None] | None:
-    """Fetch and check a checkpoint, again if it arrived damaged. Return None if it does not belong to the run.
+    def _checked(
+        self, name: str, fetch: Callable[[], Path | None], foreign: dict[str, str | None], attempts: int
+    ) -> tuple[Path, str | None] | None:
+        """Fetch and check a checkpoint, again if it arrived damaged. Return None if it does not belong to the run.
 
-    Files under the names of the run may belong to another run that used the folder before, or to the user.
-    """
-    while True:
-        attempts -= 1
+        Files under the names of the run may belong to another run that used the folder before, or to the user.
+        """
+        while True:
+            attempts -= 1
+            try:
+                path = fetch()
+                if path is None:
+                    return None
+                in_shards = is_sharded_run(path)
+                identity = identify_run(path)
+                if identity is not None and identity[0] != self._run_name:
+                    log.warning(
+                        "%s was saved by the run %r, so %r does not resume from it. Give each run its own "
+                        "`save_folder` or `save_filename`: files of one name replace each other.",
+                        path, identity[0], self._run_name,
+                    )  # fmt: skip
+                    foreign[name] = identity[0]
+                    return None
+                if not in_shards and not path.is_file():  # nothing else is opened: reading a pipe would block
+                    raise CorruptCheckpointError(path, "it is not a file")
+                saved_as = check_run(path) if in_shards else check_file(path)
+                if identity is None:
+                    foreign[name] = None
+                    return None
+                return path, saved_as
+            except CorruptCheckpointError as error:
+                if attempts <= 0 or isinstance(error, _UnreadableInStoreError):
+                    raise
+
+    # ---- in the local folder ----
+
+    def _local_candidates(self) -> Iterable[Candidate]:
+        saver, run_name = self._saver, self._run_name
+        folder = Path(format_name_with_dist(saver.folder, run_name))
+        if not folder.is_dir():
+            return
+        names = [
+            os.path.relpath(os.path.join(root, name), folder).replace(os.sep, "/")
+            for root, _, files in os.walk(folder)
+            for name in files
+        ]
+        names = _with_indexed(names, lambda name: is_sharded_run(folder / name))
+        patterns = self._patterns(partial_format(saver.filename.filename, run_name=run_name, rank=0))
+        names = _own(names, patterns, self._local_link(folder))
+        named = _by_age(names, patterns, lambda name: _modified(folder / name))
+        known = {os.path.realpath(folder / name) for name in named}
+        others = [
+            name
+            for name in names
+            if not (folder / name).is_symlink()
+            and os.path.realpath(folder / name.removesuffix(f"/{STATES}")) not in known
+        ]
+        for name in _with_other_names(others, named, lambda name: identify_run(folder / name), run_name):
+            yield str(folder / name), lambda name=name: folder / name  # type: ignore[misc]
+        if saver.latest_filename is not None:  # on a disk without links it is a separate file
+            latest = Path(saver.latest_filename.format(self._state))
+            if latest.is_file() and not latest.is_symlink():
+                yield str(latest), lambda: latest
+            elif is_sharded_run(latest):  # its target may have another name now
+                yield str(latest), lambda: latest.resolve() if run_name_of(latest) == run_name else None
+
+    def _local_link(self, folder: Path) -> str | None:
+        """Return the name of the checkpoint that the run's link to the latest one points to; None without a link."""
+        link = self._saver.latest_filename
+        if link is None or not os.path.islink(latest := link.format(self._state)):
+            return None
+        return os.path.relpath(os.path.realpath(latest), os.path.realpath(folder)).replace(os.sep, "/")
+
+    # ---- in the remote folder ----
+
+    def _remote_candidates(self) -> Iterable[Candidate]:
+        root, pattern = self._saver.remote_root, self._saver.remote_file_name
+        if root is None or pattern is None:
+            return
+        folder = _remote_folder(self._saver, self._run_name)
+        files = format_name_with_dist(pattern.filename, self._run_name, rank=0).removeprefix(f"{folder}/")
+        target = self._downloads.enter_context(scratch_folder("resuming"))
+        inside = storage_of(f"{root}{folder}")
+        names = _with_indexed(answer_of(f"{root}{folder}", inside.find), lambda name: _is_indexed_remote(inside, name))
+        patterns = self._patterns(files)
+        names = _own(names, patterns, self._remote_link(folder, inside, names))
+        named = _by_age(names, patterns, lambda name: 0.0)
+        known = {*named, *(f"{name}/{STATES}" for name in named)}
+
+        def identify(name: str) -> tuple[str, int] | None:
+            return _identify_remote(inside, f"{name}/{STATES}" if f"{name}/{STATES}" in names else name, self._run_name)
+
+        others = [name for name in names if name not in known]
+        for name in _with_other_names(others, named, identify, self._run_name):
+            yield inside.uri(name), partial(_fetch_remote, inside, name, target / name, self._progress_bar)
+
+    def _remote_link(self, folder: str, inside: Storage, names: Sequence[str]) -> str | None:
+        """Return the name of the checkpoint that the run's link in the store names; None without a readable link."""
+        if self._saver.latest_remote_file_name is None:
+            return None
+        link = f"{self._saver.latest_remote_file_name.format(self._state)}.symlink".removeprefix(f"{folder}/")
+        if link not in names:
+            return None
         try:
-            path = fetch()
-            if path is None:
-                return None
-            in_shards = is_sharded_run(path)
-            identity = identify_run(path)
-            if identity is not None and identity[0] != run_name:
-                log.warning(
-                    "%s was saved by the run %r, so %r does not resume from it. Give each run its own `save_folder` or "
-                    "`save_filename`: files of one name replace each other.", path, identity[0], run_name,
-                )  # fmt: skip
-                foreign[name] = identity[0]
-                return None
-            if not in_shards and not path.is_file():  # nothing else is opened: reading a pipe would block
-                raise CorruptCheckpointError(path, "it is not a file")
-            saved_as = check_run(path) if in_shards else check_file(path)
-            if identity is None:
-                foreign[name] = None
-                return None
-            return path, saved_as
-        except CorruptCheckpointError as error:
-            if attempts <= 0 or isinstance(error, _UnreadableInStoreError):
+            with _reporting_damage(inside, link):
+                return inside.read_text(link).strip().removeprefix(f"{folder}/")
+        except (CorruptCheckpointError, FileNotFoundError):  # it may have been removed meanwhile
+            return None
+
+    # ---- in the stores of loggers ----
+
+    def _logger_candidates(self) -> Iterable[Candidate]:
+        if self._saver.latest_remote_file_name is None:
+            return
+        latest = self._saver.latest_remote_file_name.format(self._state)
+        target = self._downloads.enter_context(scratch_folder("resuming"))
+        for destination in self._destinations:
+            fetch = partial(self._fetch_from_logger, destination, f"{latest}.symlink", target)
+            yield f"{latest} of {type(destination).__name__}", fetch
+
+    def _fetch_from_logger(self, destination: LoggerDestination, link: str, target: Path) -> Path | None:
+        """Download the checkpoint that a link names; return None if the logger does not store it."""
+
+        def get(name: str, path: Path) -> None:
+            destination.download_file(name, str(path), overwrite=True, progress_bar=self._progress_bar)
+
+        try:
+            local_link = target / "latest.symlink"
+            get(link, local_link)
+            name = local_link.read_text(encoding="utf-8").strip()
+            path = target / os.path.basename(name)
+            if not fetch_run(get, name, path):
+                get(name, path)
+        except (NotImplementedError, FileNotFoundError):
+            return None  # it stores no files, or not this one
+        except Exception:
+            if destination.can_upload_files():
                 raise
+            return None  # it stores none, so failures do not matter
+        return path
 
-
-def _local_candidates(saver: CheckpointSaver, state: State) -> Iterable[Candidate]:
-    folder = Path(format_name_with_dist(saver.folder, state.run_name))
-    if not folder.is_dir():
-        return
-    names = [
-        os.path.relpath(os.path.join(root, name), folder).replace(os.sep, "/")
-        for root, _, files in os.walk(folder)
-        for name in files
-    ]
-    names = _with_indexed(names, lambda name: is_sharded_run(folder / name))
-    patterns = _patterns(partial_format(saver.filename.filename, run_name=state.run_name, rank=0), state)
-    names = _own(names, patterns, _local_link(saver, state, folder))
-    named = _by_age(names, patterns, lambda name: _modified(folder / name))
-    known = {os.path.realpath(folder / name) for name in named}
-    others = [
-        name
-        for name in names
-        if not (folder / name).is_symlink() and os.path.realpath(folder / name.removesuffix(f"/{STATES}")) not in known
-    ]
-    for name in _with_other_names(others, named, lambda name: identify_run(folder / name), state.run_name):
-        yield str(folder / name), lambda name=name: folder / name  # type: ignore[misc]
-    if saver.latest_filename is not None:  # on a disk without links it is a separate file
-        latest = Path(saver.latest_filename.format(state))
-        if latest.is_file() and not latest.is_symlink():
-            yield str(latest), lambda: latest
-        elif is_sharded_run(latest):  # its target may have another name now
-            yield str(latest), lambda: latest.resolve() if run_name_of(latest) == state.run_name else None
+    def _patterns(self, files: str) -> list[str]:
+        """Return the name patterns of checkpoints: files, and the files that complete folders of shards."""
+        config = self._state.fsdp_config
+        prefix = _FOLDERS if config is None else config.sharded_ckpt_prefix_dir
+        return [files, f"{os.path.join(os.path.dirname(files), prefix)}/{STATES}"]
 
 
 def _modified(file: Path) -> float:
     is_indexed = file.name == STATES and not file.exists()
     return (file.with_name(INDEX) if is_indexed else file).lstat().st_mtime
-
-
-def _local_link(saver: CheckpointSaver, state: State, folder: Path) -> str | None:
-    """Return the name of the checkpoint that the run's link to the latest one points to; None without such a link."""
-    if saver.latest_filename is None or not os.path.islink(latest := saver.latest_filename.format(state)):
-        return None
-    return os.path.relpath(os.path.realpath(latest), os.path.realpath(folder)).replace(os.sep, "/")
 
 
 def _own(names: Iterable[str], patterns: Sequence[str], linked: str | None) -> list[str]:
@@ -395,18 +470,11 @@ def _is_indexed_remote(inside: Storage, folder: str) -> bool:
     name = f"{folder}/{INDEX}"
     with scratch_folder("resuming") as local:
         try:
-            inside.download(name, local / INDEX)
+            with _reporting_damage(inside, name):
+                inside.download(name, local / INDEX)
             return is_index_of_run(local / INDEX)
         except FileNotFoundError:  # it was removed meanwhile
             return False
-        except (CorruptCheckpointError, UnsafeCheckpointError):
-            raise
-        except Exception as error:
-            if not inside.is_damaged(name, error):
-                raise
-            raise CorruptCheckpointError(
-                inside.uri(name), f"the store works, but does not deliver it: {error}"
-            ) from error
 
 
 def _with_other_names(
@@ -439,48 +507,6 @@ def _with_other_names(
     return sorted([*named, *others], key=lambda name: -batches[name])
 
 
-def _remote_candidates(
-    saver: CheckpointSaver, state: State, progress_bar: bool, downloads: ExitStack
-) -> Iterable[Candidate]:
-    root, pattern = saver.remote_root, saver.remote_file_name
-    if root is None or pattern is None:
-        return
-    folder = _remote_folder(saver, state.run_name)
-    files = format_name_with_dist(pattern.filename, state.run_name, rank=0).removeprefix(f"{folder}/")
-    target = downloads.enter_context(scratch_folder("resuming"))
-    inside = storage_of(f"{root}{folder}")
-    names = _with_indexed(answer_of(f"{root}{folder}", inside.find), lambda name: _is_indexed_remote(inside, name))
-    patterns = _patterns(files, state)
-    names = _own(names, patterns, _remote_link(saver, state, folder, inside, names))
-    named = _by_age(names, patterns, lambda name: 0.0)
-    known = {*named, *(f"{name}/{STATES}" for name in named)}
-
-    def identify(name: str) -> tuple[str, int] | None:
-        return _identify_remote(inside, f"{name}/{STATES}" if f"{name}/{STATES}" in names else name, state.run_name)
-
-    for name in _with_other_names([name for name in names if name not in known], named, identify, state.run_name):
-        yield inside.uri(name), partial(_fetch_remote, inside, name, target / name, progress_bar)
-
-
-def _remote_link(
-    saver: CheckpointSaver, state: State, folder: str, inside: Storage, names: Sequence[str]
-) -> str | None:
-    """Return the name of the checkpoint that the run's link in the store names; None without a readable link."""
-    if saver.latest_remote_file_name is None:
-        return None
-    link = f"{saver.latest_remote_file_name.format(state)}.symlink".removeprefix(f"{folder}/")
-    if link not in names:
-        return None
-    try:
-        return inside.read_text(link).strip().removeprefix(f"{folder}/")
-    except FileNotFoundError:  # it was removed meanwhile
-        return None
-    except Exception as error:
-        if not inside.is_damaged(link, error):
-            raise
-        return None
-
-
 def _remote_folder(saver: CheckpointSaver, run_name: str) -> str:
     """Return the folder of a run in its bucket: `save_folder`, or the one in it that has the run's name.
 
@@ -506,12 +532,11 @@ def _identify_remote(inside: Storage, name: str, run_name: str) -> tuple[str, in
         file = folder / name.rpartition("/")[2]
         for count in _PEEKS:
             try:
-                data = inside.read_start(name, count)
+                with _reporting_damage(inside, name):
+                    data = inside.read_start(name, count)
             except FileNotFoundError:  # it was removed meanwhile
                 return None
-            except Exception as error:
-                if not inside.is_damaged(name, error):
-                    raise
+            except CorruptCheckpointError:
                 return run_name, -1
             file.write_bytes(data)
             identity = identify_run(file)
@@ -528,9 +553,17 @@ def _fetch_remote(inside: Storage, name: str, path: Path, progress_bar: bool) ->
         CorruptCheckpointError: The store works, but does not deliver it.
         StorageError: The store cannot be read.
     """
-    try:
+    with _reporting_damage(inside, name):
         if not download_run(inside.uri(name), path, progress_bar):
             inside.download(name, path, progress=progress_bar)
+    return path
+
+
+@contextmanager
+def _reporting_damage(inside: Storage, name: str) -> Iterator[None]:
+    """Convert the error of a store that works, but does not deliver a file, to a CorruptCheckpointError."""
+    try:
+        yield
     except (CorruptCheckpointError, FileNotFoundError):
         raise
     except Exception as error:
@@ -538,49 +571,6 @@ def _fetch_remote(inside: Storage, name: str, path: Path, progress_bar: bool) ->
             raise
         kind = _UnreadableInStoreError if isinstance(error, UnreachableError) else CorruptCheckpointError
         raise kind(inside.uri(name), f"the store works, but does not deliver it: {error}") from error
-    return path
-
-
-def _logger_candidates(
-    saver: CheckpointSaver,
-    state: State,
-    destinations: Iterable[LoggerDestination],
-    progress_bar: bool,
-    downloads: ExitStack,
-) -> Iterable[Candidate]:
-    if saver.latest_remote_file_name is None:
-        return
-    latest = saver.latest_remote_file_name.format(state)
-    target = downloads.enter_context(scratch_folder("resuming"))
-    for destination in destinations:
-
-        def fetch(destination: LoggerDestination = destination) -> Path | None:
-            try:
-                link = target / "latest.symlink"
-                destination.download_file(f"{latest}.symlink", str(link), overwrite=True, progress_bar=progress_bar)
-                name = link.read_text(encoding="utf-8").strip()
-                path = target / os.path.basename(name)
-
-                def get(name: str, path: Path) -> None:
-                    destination.download_file(name, str(path), overwrite=True, progress_bar=progress_bar)
-
-                if not fetch_run(get, name, path):
-                    get(name, path)
-            except (NotImplementedError, FileNotFoundError):
-                return None  # it stores no files, or not this one
-            except Exception:
-                if destination.can_upload_files():
-                    raise
-                return None  # it stores none, so failures do not matter
-            return path
-
-        yield f"{latest} of {type(destination).__name__}", fetch
-
-
-def _patterns(files: str, state: State) -> list[str]:
-    """Return the name patterns of checkpoints: files, and the files that complete folders of shards."""
-    prefix = _FOLDERS if state.fsdp_config is None else state.fsdp_config.sharded_ckpt_prefix_dir
-    return [files, f"{os.path.join(os.path.dirname(files), prefix)}/{STATES}"]
 
 
 def _by_age(names: Iterable[str], patterns: Sequence[str], modified: Callable[[str], float]) -> list[str]:

@@ -11,6 +11,7 @@ import types
 import warnings
 from collections import deque
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,15 @@ from composer.core import State
 from composer.trainer.ranks import set_epoch
 from composer.trainer.resume.skip import has_state
 
-__all__ = ["FirstAccesses", "generators_of", "global_states", "set_global_states", "set_states", "states_of"]
+__all__ = [
+    "FirstAccesses",
+    "generators_of",
+    "global_states",
+    "keep_global_states",
+    "set_global_states",
+    "set_states",
+    "states_of",
+]
 
 _MAX_ITEMS = 256  # a longer container holds data, not transforms
 _MAX_DEPTH = 12
@@ -58,6 +67,16 @@ def set_global_states(states: Mapping[str, Any]) -> None:
     torch.set_rng_state(states["torch"])
     if "cuda" in states and _uses_cuda():
         torch.cuda.set_rng_state(states["cuda"])
+
+
+@contextmanager
+def keep_global_states() -> Iterator[None]:
+    """Restore the states of the global generators when the body, or the function that this decorates, ends."""
+    states = global_states()
+    try:
+        yield
+    finally:
+        set_global_states(states)
 
 
 def generators_of(loader: Any) -> dict[str, Any]:
@@ -104,9 +123,9 @@ def set_states(generators: Mapping[str, Any], states: Mapping[str, Any], warn: b
     """
     unmatched = sorted(generators.keys() ^ states.keys())
     for path in generators.keys() & states.keys():
-        saved, generator = states[path], generators[path]
-        if saved["kind"] == _kind_of(generator) and saved.get("of") == _bit_generator(generator):
-            _set_state(generator, saved["state"])
+        saved, current = states[path], _state_of(generators[path])
+        if (saved["kind"], saved.get("of")) == (current["kind"], current.get("of")):
+            _set_state(generators[path], saved["state"])
         else:
             unmatched.append(path)
     if unmatched and warn:
@@ -232,25 +251,15 @@ def _closure(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
             continue
 
 
-def _kind_of(generator: Any) -> str:
-    return next(kind for kind, cls in _KINDS.items() if isinstance(generator, cls))
-
-
-def _bit_generator(generator: Any) -> str | None:
-    """Return the name of a NumPy generator's algorithm; a state fits only the same algorithm."""
-    if isinstance(generator, np.random.Generator):
-        return type(generator.bit_generator).__name__
-    return None
-
-
 def _state_of(generator: Any) -> dict[str, Any]:
-    kind = _kind_of(generator)
+    kind = next(kind for kind, cls in _KINDS.items() if isinstance(generator, cls))
     if kind == "torch":
         return {"kind": kind, "state": generator.get_state()}
     if kind == "python":
         return {"kind": kind, "state": _packed(generator.getstate())}
-    if kind == "numpy":
-        return {"kind": kind, "of": _bit_generator(generator), "state": _plain(generator.bit_generator.state)}
+    if kind == "numpy":  # a state fits only the same algorithm
+        algorithm = type(generator.bit_generator).__name__
+        return {"kind": kind, "of": algorithm, "state": _plain(generator.bit_generator.state)}
     return {"kind": kind, "state": _plain(generator.get_state(legacy=False))}
 
 

@@ -36,6 +36,7 @@ from composer.trainer.resume.generators import (
     FirstAccesses,
     generators_of,
     global_states,
+    keep_global_states,
     set_global_states,
     set_states,
     states_of,
@@ -238,21 +239,20 @@ class LoaderPosition:
         saved: Any
         (saved, rng), self._saved = self._saved, None
         loader, now = self._state.dataloader, self._state.timestamp
-        current = global_states()
         self._position_number = (
             self._loader_number if saved is None else min(saved.get("number", 0), self._loader_number)
         )
         in_other_loader = self._position_number < self._loader_number
-        if in_other_loader:
-            if self.spin:
-                self._accesses.repeat_evaluators(self._state, saved.get("evaluators", {}))
-        else:
-            self._repeat_first_accesses(saved)
-            if _matches(saved, now):
-                self._restore(saved)
+        with keep_global_states():
+            if in_other_loader:
+                if self.spin:
+                    self._accesses.repeat_evaluators(self._state, saved.get("evaluators", {}))
             else:
-                self._estimate()
-        set_global_states(current)
+                self._repeat_first_accesses(saved)
+                if _matches(saved, now):
+                    self._restore(saved)
+                else:
+                    self._estimate()
         if rng is not None:
             reproducibility.load_rng_state(rng)
         if now.epochs and not in_other_loader and getattr(loader, "persistent_workers", False):
@@ -270,11 +270,9 @@ class LoaderPosition:
         loader, now = self._state.dataloader, self._state.timestamp
         # If the epoch of the first access is loaded again from its start, that is the first access; some data sets
         # can be accessed only once.
-        at, length = now.batches_in_epoch, self._state.dataloader_len
+        at, length = now.batches_in_epoch, self._length
         drawn = (saved.get("place") or {}).get("batches", at)
-        loads_again = (
-            at > 0 and (length is None or drawn < length.value) and now.epochs == self._accesses.epoch_of("train")
-        )
+        loads_again = at > 0 and (length is None or drawn < length) and now.epochs == self._accesses.epoch_of("train")
         if not self._dataset_resumes_itself() and not (loads_again and not skip.can_advance_sampler(loader)):
             self._accesses.repeat("train", loader)
             set_epoch(loader, now.epochs)
@@ -334,8 +332,8 @@ class LoaderPosition:
         paused_at, self._paused_at = self._paused_at, None
         if self._position_number < self._loader_number:
             self._reset()
-            self._position_number, length = self._loader_number, self._state.dataloader_len
-            self.ends_at = None if length is None else at + length.value
+            self._position_number, length = self._loader_number, self._length
+            self.ends_at = None if length is None else at + length
             return None
         if at == 0:
             return None
@@ -345,7 +343,7 @@ class LoaderPosition:
             self._pending = dataclasses.replace(self._pending, estimated=True)
         assert self._position is not None
         self._position = self._position.moved_to(at).converted(loader, num_data_shards(self._state))
-        self.ends_at = self._end_of_epoch(self._position)
+        self.ends_at = self._position.end_of_epoch(loader, self._length)
         if self._iterator is None or paused_at != (now.epochs, at):
             self._iterator = self._return_to_position(self._position, count)
         return None if self._iterator is None else self._limited(self._iterator)
@@ -354,14 +352,13 @@ class LoaderPosition:
         """Return an iterator at the position, or None to start the loader; then set the generators."""
         loader, pending = self._loader, self._pending
         self._pending = dataclasses.replace(pending, loader_state=None, generators=None, estimated=False)
-        rng = global_states()
         generators = states_of(generators_of(loader)) if pending.generators is None else pending.generators
         iterator = None
-        if pending.loader_state is not None or self.spin or self._dataset_resumes_itself():
-            iterator = self._advance(position, pending, None if pending.estimated else count)
-        if not pending.estimated:
-            set_states(generators_of(loader), generators)
-        set_global_states(rng)
+        with keep_global_states():
+            if pending.loader_state is not None or self.spin or self._dataset_resumes_itself():
+                iterator = self._advance(position, pending, None if pending.estimated else count)
+            if not pending.estimated:
+                set_states(generators_of(loader), generators)
         return iterator
 
     def _advance(self, position: Position, pending: _Pending, count: Callable[[Any], float] | None) -> Iterator[Any]:
@@ -386,22 +383,23 @@ class LoaderPosition:
             return skip.advance_sampler(loader, position.batches, position.samples)
         if samples is None or count is None:
             return skip.skip_batches(loader, position.batches)[0]
-        iterator, drawn, seen = skip.skip_batches(loader, position.batches, samples, _keeping_generators(count))
+        count = keep_global_states()(count)  # transforms of batches may draw
+        iterator, drawn, seen = skip.skip_batches(loader, position.batches, samples, count)
         if (drawn, seen) != (position.batches, samples):  # the batch size has changed
             rest = seen - samples
             _log_uneven(max(rest, 0), f"{rest:g} samples are left out", "the loader's batches, which have changed")
             self._position = dataclasses.replace(position, batches=drawn)
-            self.ends_at = self._end_of_epoch(self._position)
+            self.ends_at = self._position.end_of_epoch(loader, self._length)
         return iterator
 
     def start(self) -> Iterator[Any]:
         """Begin to iterate the loader; called when nothing else draws until its first batch."""
         loader, at = self._state.dataloader, self._state.timestamp.batches_in_epoch
-        length, left_out = self._state.dataloader_len, 0
+        length, left_out = self._length, 0
         if at == 0:
-            self.ends_at = None if length is None else length.value
+            self.ends_at = length
         elif length is not None and self.ends_at is not None:  # from the beginning, in the middle of the epoch
-            left_out = length.value - (self.ends_at - at)
+            left_out = length - (self.ends_at - at)
         if self._pending.generators is not None:  # the checkpoint was saved between the last batch and the epoch's end
             self._leave_epoch(loader, self._pending.generators)
         self._begin_position(loader, drawn=0, left_out=left_out)
@@ -416,13 +414,13 @@ class LoaderPosition:
 
     def _leave_epoch(self, loader: Any, generators: dict[str, Any]) -> None:
         """Bring the loader and its generators to the end of the restored epoch."""
-        rng, loader_state = global_states(), self._pending.loader_state
+        loader_state = self._pending.loader_state
         self._pending = dataclasses.replace(self._pending, loader_state=None, generators=None)
-        if loader_state is not None:
-            loader.load_state_dict(loader_state)
-            next(iter(loader), None)
-        set_states(generators_of(loader), generators)
-        set_global_states(rng)
+        with keep_global_states():
+            if loader_state is not None:
+                loader.load_state_dict(loader_state)
+                next(iter(loader), None)
+            set_states(generators_of(loader), generators)
 
     # ---- leaving an epoch ----
 
@@ -472,9 +470,11 @@ class LoaderPosition:
             world_size=num_data_shards(self._state),
         )
 
-    def _end_of_epoch(self, position: Position) -> int | None:
+    @property
+    def _length(self) -> int | None:
+        """The number of batches per epoch; None: unknown."""
         length = self._state.dataloader_len
-        return position.end_of_epoch(self._loader, None if length is None else length.value)
+        return None if length is None else length.value
 
     def _samples_at(self, position: Position) -> float | None:
         """Return the samples up to a position in a loader without a batch size; None if they are unknown."""
@@ -501,19 +501,6 @@ def _matches(saved: Any, now: Timestamp) -> bool:
     if position is not None and position.keys() != {field.name for field in dataclasses.fields(Position)}:
         return False
     return (saved.get("epoch"), saved.get("batch_in_epoch")) == (now.epochs, now.batches_in_epoch)
-
-
-def _keeping_generators(count: Callable[[Any], float]) -> Callable[[Any], float]:
-    """Wrap a function so that it leaves the global generators unchanged: transforms of batches may draw."""
-
-    def wrapped(batch: Any) -> float:
-        states = global_states()
-        try:
-            return count(batch)
-        finally:
-            set_global_states(states)
-
-    return wrapped
 
 
 def _log_uneven(rest: float, effect: str, unit: str) -> None:

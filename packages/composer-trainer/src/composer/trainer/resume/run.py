@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
-from composer.callbacks.checkpoint_saver import CheckpointSaver
+from composer.callbacks.checkpoint_saver import CheckpointSaver, savers_of
 from composer.core import State, Time, Timestamp, TimeUnit
 from composer.loggers import Logger
 from composer.trainer.resume.loader import LoaderPosition
@@ -43,26 +43,24 @@ class _Loaded:
         groups: The parameter groups before loading, which replaces those that the checkpoint has.
         has_time: The checkpoint has a timestamp.
         options: The settings of each parameter group as loaded; None: the group was not loaded.
-        arguments: `_describe_arguments` of the saved run; None: applied already.
+        progress: What `RunProgress.state_dict` returned, without the parts that are restored already.
+        is_applied: There is nothing left for `RunProgress.apply`.
         fits: The start of each call of `fit`.
-        computed: The results of evaluation metrics, by evaluator.
-        complete: The end of the last call of `fit`, if it had ended.
-        limit: The `max_duration` of the last call of `fit`, as requested.
-        over_at: The `max_duration` at which that call was over; None: it was not over.
-        is_branch: The saved run branched off another one; None: unknown.
     """
 
     schedulers: dict[str, Any] | None = field(default_factory=dict)
     groups: list[dict[str, Any]] = field(default_factory=list)
     has_time: bool = True
     options: list[dict[str, Any] | None] = field(default_factory=list)
-    arguments: dict[str, Any] | None = None
+    progress: dict[str, Any] = field(default_factory=dict)
+    is_applied: bool = True
     fits: list[Timestamp] = field(default_factory=list)
-    computed: dict[str, dict[str, Any]] = field(default_factory=dict)
-    complete: dict[str, Any] | None = None
-    limit: str | None = None
-    over_at: str | None = None
-    is_branch: bool | None = None
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """`_describe_arguments` of the saved run; empty: unknown."""
+        arguments: dict[str, Any] = self.progress.get("asked", {})
+        return arguments
 
 
 class RunProgress:
@@ -138,7 +136,8 @@ class RunProgress:
 
     def after_load(self, content: dict[str, Any]) -> None:
         """Restore the last values, and store the rest for `apply` and `begin_fit`."""
-        resumption, loaded = content.get("resumption") or {}, self._loaded
+        loaded = self._loaded
+        progress = loaded.progress = dict(content.get("resumption") or {})
         groups = _param_groups(self.state)
         if any(
             path.startswith("state/optimizers/") and "/param_groups" in path for path in content.get("left_out", ())
@@ -147,29 +146,25 @@ class RunProgress:
         unchanged = {id(group) for group in loaded.groups}
         loaded.options = [None if id(group) in unchanged else _options(group) for group in groups]
         loaded.groups = []
-        self.loader.load_state_dict(resumption.get("loader"), content.get("rng"))
-        previous = resumption.get("previous_timestamp")
+        self.loader.load_state_dict(progress.pop("loader", None), content.get("rng"))
+        previous = progress.get("previous_timestamp")
         self.state.previous_timestamp = None if previous is None else _timestamp(previous)
-        for name, values in resumption.get("values", {}).items():
+        for name, values in progress.pop("values", {}).items():
             setattr(self.state, name, values)
         # A checkpoint without this entry is taken to be of the program's first call.
-        loaded.fits = [_timestamp(saved) for saved in resumption.get("fits", [])] or [Timestamp()]
-        loaded.computed = resumption.get("computed", {})
-        loaded.complete = resumption.get("complete")
-        loaded.limit, loaded.over_at = resumption.get("limit"), resumption.get("over_at")
-        loaded.arguments = resumption.get("asked", {})
-        loaded.is_branch = "branch_duration" in loaded.arguments if loaded.arguments else None
+        loaded.fits = [_timestamp(saved) for saved in progress.pop("fits", [])] or [Timestamp()]
+        loaded.is_applied = False
         had_schedulers = loaded.arguments.get("schedulers")
         if self.settings.is_complete and (self.settings.given_schedulers or not had_schedulers):
             self.apply()  # otherwise `fit` may bring schedulers
 
     def apply(self) -> None:
         """Restore schedulers, and let changed arguments win over the checkpoint."""
-        self._arguments["schedulers"] = _describe_schedulers(self.settings.given_schedulers)
+        self._arguments["schedulers"] = [*map(_describe, self.settings.given_schedulers)]
         self._arguments["batch_size"] = getattr(self.state.train_dataloader, "batch_size", None)
-        saved, self._loaded.arguments = self._loaded.arguments, None
-        if saved is None:
+        if self._loaded.is_applied:
             return
+        self._loaded.is_applied, saved = True, self._loaded.arguments
         if not saved or saved["schedulers"] == self._arguments["schedulers"]:
             self._restore_schedulers()
         else:
@@ -219,7 +214,7 @@ class RunProgress:
                     f"whole run with its trunk. Write {self._arguments['branch_duration']!r} to decay over the whole "
                     f"branch."
                 )
-        state, branch, trunk = self.state, self.state.max_duration, self._loaded.limit
+        state, branch, trunk = self.state, self.state.max_duration, self._loaded.progress.get("limit")
         groups = _param_groups(state)
         current = [_plain(group["lr"]) for group in groups]
         if same_schedules and trunk is not None:
@@ -262,9 +257,10 @@ class RunProgress:
         Raises:
             ValueError: It was: both have the same `run_name` and `save_folder`.
         """
-        saved = self._loaded.is_branch
-        if saved is not None and saved != ("branch_duration" in self._arguments):
-            other = "a branch of this run" if saved else "the run that this one branches off"
+        saved = self._loaded.arguments
+        was_branch = "branch_duration" in saved
+        if saved and was_branch != ("branch_duration" in self._arguments):
+            other = "a branch of this run" if was_branch else "the run that this one branches off"
             raise ValueError(
                 f"`run_name` must not be that of {other}, got {self.state.run_name!r}: `autoresume` would continue "
                 f"from its checkpoints in `save_folder`. Give the branch a name of its own."
@@ -292,12 +288,10 @@ class RunProgress:
         """
         number, restored = self._calls, self._loaded.fits
         if reset_time and number >= len(restored):
-            for callback in self.state.callbacks:
-                if isinstance(callback, CheckpointSaver):
-                    callback.check_reset(self.state)
+            for saver in savers_of(self.state):
+                saver.check_reset(self.state)
         self._calls += 1
-        computed, self._loaded.computed = self._loaded.computed, {}
-        for label, values in computed.items():
+        for label, values in self._loaded.progress.pop("computed", {}).items():
             _restore_computed(self.state.eval_metrics.get(label, {}), values)
         if number < len(restored):
             self._fits = restored[: number + 1]
@@ -314,17 +308,17 @@ class RunProgress:
         requested length is compared, because `state.stop_training` shortens `max_duration`. Call this once per call of
         `fit`, when that length is set.
         """
-        state, loaded = self.state, self._loaded
+        state, saved = self.state, self._loaded.progress
         self._limit, self.over_at = str(state.max_duration), None
-        if self._calls != len(loaded.fits) or self._limit != loaded.limit:
+        if self._calls != len(self._loaded.fits) or self._limit != saved.get("limit"):
             return False
-        if loaded.complete is None:
-            self.over_at = loaded.over_at
+        end = saved.get("complete")
+        if end is None:
+            self.over_at = saved.get("over_at")
             return False
-        state.max_duration = loaded.complete["max_duration"]
-        state.timestamp = _timestamp(loaded.complete["timestamp"])
-        self.loader.load_state_dict(loaded.complete["loader"], loaded.complete["rng"])
-        reproducibility.load_rng_state(loaded.complete["rng"])
+        state.max_duration, state.timestamp = end["max_duration"], _timestamp(end["timestamp"])
+        self.loader.load_state_dict(end["loader"], end["rng"])
+        reproducibility.load_rng_state(end["rng"])
         return True
 
     def complete(self, saver: CheckpointSaver | None, logger: Logger) -> None:
@@ -416,7 +410,7 @@ def _describe_arguments(state: State, schedulers: Iterable[Any]) -> dict[str, An
     """
     return {
         "param_groups": [_plain_options(group) for group in _param_groups(state)],
-        "schedulers": _describe_schedulers(schedulers),
+        "schedulers": [*map(_describe, schedulers)],
         "max_duration": None if state.max_duration is None else str(state.max_duration),
         "batch_size": getattr(state.train_dataloader, "batch_size", None),
     }
@@ -437,12 +431,8 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, (bool, int, float, str, type(None))) else repr(value)
 
 
-def _describe_schedulers(schedulers: Iterable[Any]) -> list[str]:
-    """Return the types and arguments of schedulers, without their progress."""
-    return [_describe(scheduler) for scheduler in schedulers]
-
-
 def _describe(scheduler: Any) -> str:
+    """Return the type and the arguments of a scheduler, without its progress."""
     if inspect.isroutine(scheduler):
         return f"{scheduler.__module__}.{scheduler.__qualname__}"
     is_torch = isinstance(scheduler, LRScheduler)
@@ -490,10 +480,7 @@ def _apply_changes(state: State, current: dict[str, Any], saved: dict[str, Any])
 
 def _override(state: State, group: dict[str, Any], key: str, new: Any, old: Any) -> None:
     if key != "lr":
-        if isinstance(group[key], torch.Tensor):
-            group[key].fill_(new)
-        else:
-            group[key] = tuple(new) if isinstance(group[key], tuple) else new
+        _set_option(group, key, tuple(new) if isinstance(group[key], tuple) else new)
         return
     # The schedule keeps its progress: it scales the new learning rate as it scaled the old one.
     rate = _plain(group["lr"])
