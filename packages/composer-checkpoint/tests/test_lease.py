@@ -194,6 +194,20 @@ def test_a_damaged_lease_is_judged_by_its_age(tmp_path: Path) -> None:
     assert _lease_on(tmp_path).try_acquire()
 
 
+def test_a_lease_that_is_not_utf8_is_judged_by_its_age_on_any_store(tmp_path: Path) -> None:
+    (tmp_path / NAME).write_bytes(b"\xff{}")
+    storage = storage_of("memory://bucket/run")
+    filesystem, root = storage._filesystem()
+    filesystem.pipe_file(f"{root}/{NAME}", b"\xff{}")
+    for lease in (_lease_on(tmp_path), remote_lease(storage, "memory://bucket/run", "run", "ep{epoch}.pt")):
+        assert not lease.try_acquire()
+        lease.place.stale_seconds = -1.0
+        assert lease.try_acquire()
+        lease.release()
+
+    assert ([], []) == (os.listdir(tmp_path), storage.find())
+
+
 def test_a_lease_that_somebody_removed_is_made_again(tmp_path: Path) -> None:
     lease = _lease_on(tmp_path)
     assert lease.try_acquire()

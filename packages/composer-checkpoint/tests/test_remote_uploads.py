@@ -22,6 +22,7 @@ from composer.core import Event, State
 from composer.core.engine import Engine
 from composer.loggers import Logger, RemoteUploaderDownloader
 from composer.loggers.spi import call_in_time
+from composer.testing import run_on_ranks
 from composer.utils import (
     LibcloudObjectStore,
     ObjectStore,
@@ -285,6 +286,39 @@ def test_wrong_credentials_are_found_at_once(
         _ = other.remote_backend
 
 
+def _init_without_container(folder: str) -> str:
+    kwargs = {"provider": "local", "provider_kwargs": {"key": folder}}
+    uploader = RemoteUploaderDownloader("libcloud://nowhere", kwargs, use_procs=False)
+    state = State(model=torch.nn.Linear(1, 1), max_duration="1ep", run_name="run", dataloader=[], device="cpu")
+    try:
+        uploader.init(state, Logger(state, []))
+    except Exception as error:  # noqa: BLE001 - the test compares it
+        return f"{type(error).__name__}: {error}"
+    finally:
+        uploader.post_close()
+    return "went on"
+
+
+def test_all_ranks_learn_that_the_first_one_cannot_upload(tmp_path: Path) -> None:
+    first, second = run_on_ranks(_init_without_container, 2, str(tmp_path))
+    assert "nowhere" in first
+    assert second == f"RuntimeError: Rank 0 cannot upload to libcloud://nowhere: rank 0: {first}"
+
+
+@pytest.mark.parametrize("make", [RemoteUploader, RemoteUploaderDownloader])
+def test_passwords_are_not_told_to_other_ranks(make: Any, state: State, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(**arguments: Any) -> None:
+        raise PermissionError("who are you?")
+
+    monkeypatch.setattr("composer.utils.object_store.utils.SFTPObjectStore", refuse)
+    monkeypatch.setattr("composer.utils.dist.get_global_rank", lambda: 1)
+    reply = [("rank 0: PermissionError: who are you?", None)]
+    monkeypatch.setattr("composer.utils.dist.all_gather_object", lambda value: reply)
+    uploader = make("sftp://me:secret@host/run")
+    with pytest.raises(RuntimeError, match=r"^Rank 0 cannot upload to sftp://me:\.\.\.@host: rank 0: Perm"):
+        uploader.init(*(() if make is RemoteUploader else (state, Logger(state, []))))
+
+
 @pytest.mark.parametrize(
     ("uri", "name", "bucket", "arguments"),
     [
@@ -300,6 +334,41 @@ def test_what_a_uri_gives(uri: str, name: str, bucket: str, arguments: dict[str,
     uploader = RemoteUploaderDownloader(uri, {"more": 1})
     assert (uploader.remote_backend_name, uploader.remote_bucket_name) == (name, bucket)
     assert uploader.backend_kwargs == {**arguments, "more": 1}
+
+
+@pytest.mark.parametrize(
+    ("bucket", "served", "others"),
+    [
+        ("s3://b/c", ["s3://b", "s3://b/a", "S3://b/c/a"], ["s3://c/a", "gs://b/a", "s3:///a", "b/a", "/b/a"]),
+        ("sftp://me@host", ["sftp://me@host", "sftp://me@host/a"], ["sftp://you@host/a", "sftp://host/a"]),
+        ("sftp://me@host:23", ["sftp://me@host:23/a"], ["sftp://me@host/a", "sftp://me@host:23//a"]),
+        (
+            "sftp://me@host//data/",
+            ["sftp://me@host//data", "sftp://me@host//data/a"],
+            ["sftp://me@host/data/a", "sftp://me@host//database", "sftp://me@host//a"],
+        ),
+        ("sftp://host//", ["sftp://host//data/a"], ["sftp://host/data/a"]),
+        ("oci://b@n", ["oci://b@n/a"], ["oci://b@m/a", "oci://b/a"]),
+        ("azure://c", ["azure://c/a", "libcloud://c/a"], ["azure://d/a"]),
+        ("libcloud://c", ["libcloud://c/a"], ["azure://c/a"]),
+    ],
+)
+def test_an_uploader_serves_the_uris_in_its_bucket(bucket: str, served: list[str], others: list[str]) -> None:
+    uploader = RemoteUploaderDownloader(bucket)
+    assert [uploader.serves(uri) for uri in served] == [True] * len(served)
+    assert [uploader.serves(uri) for uri in others] == [False] * len(others)
+
+
+@pytest.mark.parametrize(
+    "uri",
+    ["sftp://me@host/run", "sftp://me@host:23//data/run", "oci://b@n/run", "azure://box/run", "gs://b/run"],
+)
+def test_an_uploader_for_a_uri_serves_it_and_is_the_only_one(uri: str) -> None:
+    made = maybe_create_remote_uploader_downloader_from_uri(uri, [])
+    assert made is not None
+    assert made.serves(f"{uri}/a")
+    with pytest.warns(UserWarning, match="There already exists a RemoteUploaderDownloader object to handle"):
+        assert maybe_create_remote_uploader_downloader_from_uri(f"{uri}/b", made) is None
 
 
 def test_an_uploader_for_a_uri() -> None:

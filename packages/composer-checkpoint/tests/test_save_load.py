@@ -365,6 +365,36 @@ def test_several_optimizers_are_saved_to_folders_of_their_own(tmp_path: Path) ->
     deep_compare(state.model.state_dict(), other.model.state_dict())
 
 
+def test_replacing_a_checkpoint_removes_the_old_state_of_all_optimizers(tmp_path: Path) -> None:
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    def state_of(seed: int) -> State:
+        net = Net(seed)
+        optimizers = [adam(net.first), adam(net.second)]
+        net(torch.ones(2, 3)).square().sum().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        return State(model=net, optimizers=optimizers, max_duration="1ep")
+
+    folder = Path(save_checkpoint_to_disk(tmp_path, state_of(1)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name in ("optim", "optim2", "optim3"):  # of an earlier run in shards, with three optimizers
+            save(Net(1).state_dict(), checkpoint_id=folder / name)
+    (folder / "optimum").mkdir()
+    (folder / "optimum" / "optim.pt").write_text("somebody else's")
+    state, other = state_of(2), state_of(3)
+    save_checkpoint_to_disk(tmp_path, state, CheckpointSaveOptions(overwrite=True))
+    load_checkpoint(folder, CheckpointLoadOptions(load_optimizer=True), state=other)
+
+    deep_compare(state.get_optim_state_dict(), other.get_optim_state_dict())
+    assert not (folder / "optim3").exists()
+    assert (folder / "optimum" / "optim.pt").exists()
+
+    save_checkpoint_to_disk(tmp_path, state, CheckpointSaveOptions(overwrite=True, save_optimizer=False))
+    assert list(folder.glob("optim*/*")) == [folder / "optimum" / "optim.pt"]
+
+
 def test_missing_folder_is_told(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="There is no folder"):
         load_checkpoint(tmp_path / "none", model=Net())

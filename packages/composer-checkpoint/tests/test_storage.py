@@ -241,6 +241,19 @@ def test_a_mistake_of_the_program_stays_what_it_is() -> None:
         _flaky().read_text("a")
 
 
+def test_a_text_that_is_not_utf8_is_an_error_of_the_store() -> None:
+    storage = storage_of("memory://bucket/run")
+    filesystem, root = storage._filesystem()
+    filesystem.pipe_file(f"{root}/a", b"\xff")
+    with pytest.raises(
+        StorageError, match=r"memory://bucket/run/a must be UTF-8 text: .* invalid start byte"
+    ) as caught:
+        storage.read_text("a")
+
+    assert storage.is_damaged("a", caught.value)
+    assert b"\xff" == storage.read_bytes("a")
+
+
 def test_a_torn_download_is_repeated_and_leaves_nothing_if_it_stays_torn(tmp_path: Path) -> None:
     storage = _flaky()
     storage.write_text("a", "text")

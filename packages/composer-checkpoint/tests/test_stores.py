@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from store_servers import FolderStore, forward, serve_gcs, serve_oci, serve_sftp
 
 from composer.checkpoint import storage as storages
 from composer.checkpoint.storage import bucket_of, storage_in, storage_of
-from composer.loggers import RemoteUploaderDownloader
+from composer.core import State
+from composer.loggers import Logger, RemoteUploaderDownloader
 from composer.loggers.spi import call_in_time
 from composer.utils import RemoteUploader, file_helpers
 from composer.utils.object_store import (
@@ -290,7 +292,8 @@ def test_a_store_of_oci_without_its_bucket_or_configuration(
     assert store.namespace == "my-namespace"
     with pytest.raises(ValueError, match="BucketNotFound"):
         store.list_objects()
-    assert OCIObjectStore("bucket@other").namespace == "other"
+    other = OCIObjectStore("bucket@other")
+    assert (other.bucket, other.namespace, other.get_uri("a")) == ("bucket", "other", "oci://bucket@other/a")
     monkeypatch.setenv("OCI_CONFIG_FILE", str(tmp_path / "none"))
     with pytest.raises(ValueError, match="Set `OCI_CONFIG_FILE`"):
         OCIObjectStore("bucket")
@@ -340,6 +343,21 @@ def test_uris_of_sftp_are_only_for_known_hosts(
         storage._backoff_seconds = 0.0
         with pytest.raises(OSError, match=r"is not in .*known_hosts\. Its key is ssh-rsa SHA256:"):
             storage.exists("a")
+
+
+def test_an_uploader_takes_uris_in_its_folder_of_sftp(sftp: Any, tmp_path: Path) -> None:
+    host = f"sftp://me@127.0.0.1:{sftp.port}"
+    (tmp_path / "a").write_text("x")
+    (tmp_path / "data").mkdir()
+    state = State(model=torch.nn.Linear(1, 1), max_duration="1ep", run_name="run", dataloader=[], device="cpu")
+    for number, bucket in enumerate((f"{host}/{tmp_path}/data", f"{host}/data", host)):  # home is `tmp_path`
+        uploader = RemoteUploaderDownloader(bucket, use_procs=False)
+        uploader.init(state, Logger(state, []))
+        uploader.upload_file(state, f"{bucket}/run/{number}", tmp_path / "a", overwrite=False)
+        uploader.post_close()
+
+    written = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("run/*"))
+    assert written == ["data/run/0", "data/run/1", "run/2"]
 
 
 def test_a_host_with_another_key_is_refused_at_once(sftp: Any, tmp_path: Path) -> None:
@@ -586,7 +604,8 @@ def test_stores_of_uris(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, databri
         "key_environ": "AZURE_ACCOUNT_NAME",
         "secret_environ": "AZURE_ACCOUNT_ACCESS_KEY",
     }
-    assert made == [{"bucket": "bucket"}] * 3 + [{"container": "bucket", **azure}]
+    assert made[:3] == [{"bucket": "bucket"}, {"bucket": "bucket"}, {"bucket": "bucket@namespace"}]
+    assert made[3:] == [{"container": "bucket", **azure}]
     found = file_helpers.maybe_create_object_store_from_uri("dbfs:/Volumes/a/b/c/d")
     assert isinstance(found, UCObjectStore)
     with pytest.raises(ValueError, match='should start with "Volumes"'):

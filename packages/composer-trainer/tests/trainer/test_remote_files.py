@@ -8,10 +8,12 @@ from typing import Any
 
 import fsspec
 import pytest
+import torch
 from shared_runs import Profiler, make_profiled
 
 from composer.core import Callback, State
 from composer.loggers import Logger
+from composer.testing import run_on_ranks
 from composer.trainer.remote_files import RemoteFiles
 
 
@@ -72,3 +74,19 @@ def test_an_upload_that_fails_is_warned_of_and_training_goes_on(tmp_path: Path, 
 
     assert trainer.state.timestamp.epoch == "2ep"
     assert memory.cat("/bucket/run/file.txt") == b"epoch 1"
+
+
+def _init_without_folder(_: str) -> str:
+    state = State(model=torch.nn.Linear(1, 1), max_duration="1ep", run_name="run", dataloader=[], device="cpu")
+    try:
+        RemoteFiles(["file:///dev/null/folder/file.txt"]).init(state, Logger(state, []))
+    except Exception as error:  # noqa: BLE001 - the test compares it
+        return f"{type(error).__name__}: {error}"
+    return "went on"
+
+
+def test_all_ranks_learn_that_the_first_one_cannot_upload() -> None:
+    first, second = run_on_ranks(_init_without_folder, 2, "")
+
+    assert "/dev/null/folder" in first
+    assert second == f"RuntimeError: Files cannot be uploaded: rank 0: {first}"

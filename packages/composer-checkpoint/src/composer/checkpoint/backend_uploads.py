@@ -17,10 +17,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from composer.checkpoint._ranks import on_first_rank
 from composer.checkpoint.names import MLFLOW_EXPERIMENT_ID_FORMAT_KEY, MLFLOW_RUN_ID_FORMAT_KEY
+from composer.checkpoint.ranks import on_first_rank
 from composer.checkpoint.remote_paths import AZURE_ARGUMENTS
-from composer.checkpoint.storage import Progress, Storage, authority_of, check_bucket, storage_in
+from composer.checkpoint.storage import Progress, Storage, check_bucket, split_uri, storage_in
 from composer.checkpoint.store_base import ObjectStore
 from composer.checkpoint.upload import Send
 from composer.loggers.spi import call_at_exit
@@ -46,7 +46,7 @@ class Backend:
         bucket: The bucket, container or host.
         path: The path in it.
         arguments: The arguments of the class.
-        uri: The URI of the bucket, for messages.
+        uri: The URI of the bucket, with the namespace, or the user and port, that the given one has.
     """
 
     name: str
@@ -67,23 +67,44 @@ class Backend:
             ValueError: The URI names no bucket.
         """
         check_bucket(uri)
-        scheme, bucket, path = parse_uri(uri)
-        authority = authority_of(uri)
+        scheme, bucket, path = split_uri(uri)
         of_uri: dict[str, Any] = {}
-        if scheme in ("s3", "gs"):
+        if scheme in ("s3", "gs", "oci"):
             of_uri["bucket"] = bucket
-        elif scheme == "oci":
-            of_uri["bucket"] = authority  # with the namespace
         elif scheme == "libcloud":
             of_uri["container"] = bucket
         elif scheme == "azure":
             scheme, of_uri = "libcloud", {"container": bucket, **AZURE_ARGUMENTS}
         elif scheme == "sftp":
-            is_host = not path and "@" not in authority and ":" not in authority
-            bucket, of_uri["host"] = authority, authority if is_host else uri
+            is_host = not _folder_in(uri) and "@" not in bucket and ":" not in bucket
+            of_uri["host"] = bucket if is_host else uri
         elif scheme == "dbfs":
             of_uri["path"] = path
-        return cls(scheme, bucket, path, {**of_uri, **(arguments or {})}, f"{scheme}://{bucket}")
+        name = bucket.partition("@")[0] if scheme == "oci" else bucket
+        return cls(scheme, name, path, {**of_uri, **(arguments or {})}, f"{scheme}://{bucket}")
+
+    def name_of(self, uri: str) -> str | None:
+        """Return the name that the object of a URI has in this store; None if the URI is in another one.
+
+        For SFTP, only a path after two slashes is absolute, as for `SFTPObjectStore`, and the URI must be in the folder
+        of the store. All URIs of Databricks count as in this store, whichever volume they name.
+        """
+        scheme, bucket, path = split_uri(uri)
+        if scheme == "azure":
+            if str(self.arguments.get("provider")).upper() != AZURE_ARGUMENTS["provider"]:
+                return None
+            scheme = "libcloud"
+        if f"{scheme}://{bucket}" != self.uri:
+            return None
+        if scheme != "sftp":
+            return path
+        inside = _folder_in(uri)
+        folder = _folder_in(str(self.arguments["host"])) or str(self.arguments.get("cwd", ""))
+        folder = folder.rstrip("/") or folder[:1]
+        if not folder:  # the home of the user
+            return None if inside.startswith("/") else inside
+        start = f"{folder.rstrip('/')}/"
+        return inside[len(start) :] if inside == folder or inside.startswith(start) else None
 
     def with_mlflow_ids(self) -> Backend:
         """Return this store with identifiers of MLflow in place of placeholders; a collective if it has any."""
@@ -106,6 +127,11 @@ class Backend:
         inside = getattr(self.build(), "storage", None)
         storage = inside if isinstance(inside, Storage) else storage_in(self.build, self.uri)
         return storage.with_attempts(attempts)
+
+
+def _folder_in(uri: str) -> str:
+    """Return what a URI has after the slash that ends its host; an absolute path begins with another slash."""
+    return uri.partition("://")[2].partition("/")[2]
 
 
 class UploadProcesses:

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from composer.checkpoint._ranks import on_first_rank
 from composer.checkpoint.durable import replacing
 from composer.checkpoint.names import MLFLOW_DBFS_PATH_PREFIX
+from composer.checkpoint.ranks import on_first_rank
 from composer.checkpoint.storage import Storage, check_size, report_to, retrying, showing_progress, storage_of
 from composer.utils import is_uri, parse_uri, renamed_arguments
 

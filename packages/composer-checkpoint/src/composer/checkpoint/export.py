@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from composer.checkpoint._ranks import on_each_node, on_first_rank
 from composer.checkpoint.download import get_file
 from composer.checkpoint.durable import scratch_folder
+from composer.checkpoint.ranks import on_each_node, on_first_rank
 from composer.checkpoint.run import fetch, read_checkpoint, read_local
 from composer.checkpoint.safetensors import read_tensors, write_tensors
 from composer.checkpoint.selection import Keys, Precision, check_precision, selected

@@ -398,7 +398,7 @@ class _Remote:
 
     def read(self) -> Record | None:
         try:
-            owner = _parsed(self.storage.read_text(self.name).encode())
+            owner = _parsed(self.storage.read_bytes(self.name))
         except FileNotFoundError:
             return None
         if owner.get("released"):

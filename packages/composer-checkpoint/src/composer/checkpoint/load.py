@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from composer.checkpoint._ranks import on_each_node
 from composer.checkpoint.checksum import CorruptCheckpointError
 from composer.checkpoint.file import read_file
+from composer.checkpoint.ranks import on_each_node
 from composer.checkpoint.safe_load import UnsafeCheckpointError, load_pickle
 from composer.checkpoint.safetensors import read_tensors
 from composer.checkpoint.save import METADATA_NAME, optimizer_folders

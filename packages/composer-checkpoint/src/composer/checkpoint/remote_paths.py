@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from composer.checkpoint.names import MLFLOW_DBFS_PATH_PREFIX
-from composer.checkpoint.storage import SFTP_SCHEMES, authority_of, check_bucket, retrying
+from composer.checkpoint.storage import authority_of, check_bucket, retrying, split_uri
 from composer.checkpoint.store_base import ObjectStore
 from composer.utils import file_helpers, parse_uri
 from composer.utils.object_store.storage_object_store import FsspecObjectStore
@@ -59,7 +59,8 @@ BACKEND_TO_OBJECT_STORE_FACTORY: dict[str, Callable[[str, str], ObjectStore]] = 
 }
 """Functions of bucket and path by scheme. The stores that they return have paths of URIs as names.
 
-For `sftp` and `ssh` the bucket is the host, with user and port if the URI has them.
+For `oci` the bucket includes the namespace (`bucket@namespace`), and for `sftp` and `ssh` it is the host with user and
+port, if the URI has them.
 
 Classes are looked up in `composer.utils.file_helpers` when a function is called. A function that a program adds serves
 all URIs with its scheme: checkpoints are saved to and loaded from its stores.
@@ -78,13 +79,11 @@ def maybe_create_object_store_from_uri(uri: str) -> ObjectStore | None:
         ValueError: The URI names no bucket.
     """
     check_bucket(uri)
-    scheme, bucket, path = parse_uri(uri)
+    scheme, bucket, path = split_uri(uri)
     if scheme == "":
         return None
     factory = file_helpers.BACKEND_TO_OBJECT_STORE_FACTORY.get(scheme)
     if factory is not None:
-        if scheme in SFTP_SCHEMES:
-            bucket = authority_of(uri)
         made: ObjectStore = factory(bucket, path)
         return made
     if scheme not in _FSSPEC:

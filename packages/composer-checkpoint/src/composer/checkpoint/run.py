@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from composer.checkpoint._ranks import on_each_node
 from composer.checkpoint.checksum import CorruptCheckpointError
 from composer.checkpoint.download import get_file
 from composer.checkpoint.file import read_file, write_file
 from composer.checkpoint.names import check_nonempty_path, check_path, get_save_filename, was_swapped
+from composer.checkpoint.ranks import on_each_node
 from composer.checkpoint.selection import (
     LEFT_OUT,
     IgnoreKeys,

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,10 +23,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from composer.checkpoint._ranks import on_first_rank
 from composer.checkpoint.durable import atomic_write, sync_file
 from composer.checkpoint.file import write_file
 from composer.checkpoint.names import counts_of_name
+from composer.checkpoint.ranks import on_first_rank
 from composer.checkpoint.safetensors import write_tensors
 from composer.checkpoint.selection import Keys, Precision, check_keys, check_precision
 from composer.checkpoint.sharded_tensors import is_sharded
@@ -57,6 +58,7 @@ METADATA_NAME = "composer_metadata.json"
 """The file that is written last; a checkpoint without it is incomplete."""
 RESUMPTION_NAME = "resumption.pkl"
 _FORMATS = ("pt", "safetensors")
+_OPTIMIZER_FOLDER = re.compile(r"optim\d*")  # see `optimizer_folders`
 
 
 @dataclass
@@ -336,11 +338,14 @@ def _begin(folder: Path, overwrite: bool) -> None:
     """Remove the files that are replaced; from then on the checkpoint is incomplete."""
     if (folder / METADATA_NAME).exists() and not overwrite:  # without it, a killed process left an incomplete one
         raise FileExistsError(f"The checkpoint {str(folder)!r} already exists. Pass `overwrite=True` to replace it.")
-    for name in (METADATA_NAME, RESUMPTION_NAME, "model/model.pt", "model/model.safetensors", "optim/optim.pt"):
+    for name in (METADATA_NAME, RESUMPTION_NAME, "model/model.pt", "model/model.safetensors"):
         (folder / name).unlink(missing_ok=True)
-    for part in ("model", "optim"):
-        if is_shard_folder(folder / part):
-            shutil.rmtree(folder / part)
+    optimizers = [path for path in folder.glob("optim*") if _OPTIMIZER_FOLDER.fullmatch(path.name) and path.is_dir()]
+    for path in optimizers:  # also those of more optimizers than this run has
+        (path / "optim.pt").unlink(missing_ok=True)
+    for path in (folder / "model", *optimizers):
+        if is_shard_folder(path):
+            shutil.rmtree(path)
     folder.mkdir(parents=True, exist_ok=True)
 
 

@@ -34,11 +34,11 @@ from typing import IO, Any, cast
 import torch
 
 from composer.checkpoint._pickle_checks import UnsafeCheckpointError, check_pickle, check_torch_file, refuse
-from composer.checkpoint._ranks import on_first_rank
 from composer.checkpoint.checksum import CorruptCheckpointError, sha256_of
 from composer.checkpoint.download import linked_uris
 from composer.checkpoint.durable import sync_folder, temporary_path
 from composer.checkpoint.file import STATES, check_file, read_file, read_outline, write_file
+from composer.checkpoint.ranks import on_first_rank
 from composer.checkpoint.safe_load import load_plain
 from composer.checkpoint.sharded_tensors import is_sharded, map_nested, parameter_of
 from composer.checkpoint.storage import Storage, StorageError, storage_of

@@ -41,8 +41,10 @@ __all__ = [
     "report_to",
     "retrying",
     "showing_progress",
+    "split_uri",
     "storage_in",
     "storage_of",
+    "without_password",
 ]
 
 T = TypeVar("T")
@@ -142,7 +144,7 @@ class Storage:
             check_installed(self._scheme, self._folder)
 
     def __repr__(self) -> str:
-        return f"Storage({_without_password(self._folder)!r})"
+        return f"Storage({without_password(self._folder)!r})"
 
     @property
     def reports_progress(self) -> bool:
@@ -214,15 +216,27 @@ class Storage:
 
         return sorted(name for name in self._do("list", None, names) if name.startswith(prefix) and name[-1:] != "/")
 
-    def read_text(self, name: str) -> str:
-        """Read a small text file.
+    def read_bytes(self, name: str) -> bytes:
+        """Read a small file.
 
         Raises:
             FileNotFoundError: There is no such file.
             StorageError: It cannot be read.
         """
-        content = self._do("read", name, lambda filesystem, path: filesystem.cat_file(path))
-        return bytes(content).decode("utf-8")
+        return bytes(self._do("read", name, lambda filesystem, path: filesystem.cat_file(path)))
+
+    def read_text(self, name: str) -> str:
+        """Read a small text file.
+
+        Raises:
+            FileNotFoundError: There is no such file.
+            StorageError: It cannot be read, or is not UTF-8.
+        """
+        content = self.read_bytes(name)
+        try:
+            return content.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise StorageError(f"{without_password(self.uri(name))} must be UTF-8 text: {error}") from error
 
     def read_start(self, name: str, count: int) -> bytes:
         """Return the first bytes of a file, `count` of them or as many as it has.
@@ -247,7 +261,7 @@ class Storage:
 
         Args:
             name: The name of the file.
-            error: The error that `read_start`, `read_text` or `download` raised.
+            error: The error that `read_start`, `read_bytes`, `read_text` or `download` raised.
         """
         if is_outage(error):
             return False
@@ -398,7 +412,7 @@ class Storage:
         except StorageError as error:
             if not isinstance(error.__cause__, PermissionError):
                 raise
-            uri = _without_password(self.uri(probe))
+            uri = without_password(self.uri(probe))
             text = f"{uri} was written to test the credentials. They do not allow its removal, so it stays."
             warnings.warn(text, stacklevel=2)
 
@@ -421,7 +435,7 @@ class Storage:
 
     def _do(self, verb: str, name: str | None, operation: Callable[[Any, str], T], local: str | None = None) -> T:
         """Run `operation(filesystem, path)`, with retries."""
-        uri = _without_password(self._folder if name is None else self.uri(name))
+        uri = without_password(self._folder if name is None else self.uri(name))
 
         def attempt() -> T:
             filesystem, root = self._filesystem()
@@ -560,12 +574,10 @@ def bucket_of(uri: str) -> Storage:
 def _storage(uri: str, folder: str, inside: str) -> Storage:
     """Return the storage of the folder `folder`, which is `inside` the bucket of `uri`."""
     check_bucket(uri)
-    scheme, bucket, path = parse_uri(uri)
+    scheme, bucket, path = split_uri(uri)
     factory = None if scheme == "" else file_helpers.BACKEND_TO_OBJECT_STORE_FACTORY.get(scheme)
     if factory is None or _ALIASES.get(scheme, scheme) in _DIRECT:
         return direct_storage(folder)
-    if scheme == "oci" or scheme in SFTP_SCHEMES:
-        bucket = authority_of(uri)
     made = factory(bucket, path)
     storage = getattr(made, "storage", None)
     if isinstance(storage, Storage):
@@ -591,6 +603,23 @@ def check_bucket(uri: str) -> None:
 def authority_of(uri: str) -> str:
     """Return what a URI has between "://" and the next slash: the bucket or host, with namespace or user and port."""
     return uri.partition("://")[2].partition("/")[0]
+
+
+def split_uri(uri: str) -> tuple[str, str, str]:
+    """Split a URI as `parse_uri` does, with all that identifies the bucket.
+
+    Returns:
+        The scheme; the bucket, for `oci` with its namespace, and for `sftp` and `ssh` the host with user and port; and
+        the path.
+
+    Example:
+        >>> split_uri("oci://bucket@namespace/a"), split_uri("sftp://me@host:22/a")
+        (('oci', 'bucket@namespace', 'a'), ('sftp', 'me@host:22', 'a'))
+    """
+    scheme, bucket, path = parse_uri(uri)
+    if scheme == "oci" or scheme in SFTP_SCHEMES:
+        bucket = authority_of(uri)
+    return scheme, bucket, path
 
 
 def storage_in(open_store: Callable[[], ObjectStore], uri: str, path: str = "") -> Storage:
@@ -687,7 +716,7 @@ def check_installed(scheme: str, uri: str) -> None:
 
     if scheme == "wandb":
         raise UnsupportedStoreError(
-            f"`uri` must be that of an object store, got {_without_password(uri)!r}: W&B stores artifacts of a run. "
+            f"`uri` must be that of an object store, got {without_password(uri)!r}: W&B stores artifacts of a run. "
             f"Pass a `WandBLogger(log_artifacts=True)` in `loggers`, and save to a local folder."
         )
     try:
@@ -699,12 +728,12 @@ def check_installed(scheme: str, uri: str) -> None:
             extra = f" or `pip install composer-checkpoint[{_EXTRAS[package]}]`" if package in _EXTRAS else ""
             way_out = f"Run `pip install {package}`{extra}."
         raise ModuleNotFoundError(
-            f"{_without_password(uri)} needs a package that is not installed. {way_out}", name=package
+            f"{without_password(uri)} needs a package that is not installed. {way_out}", name=package
         ) from error
     except ValueError as error:
         known = ", ".join(sorted({*_PACKAGES, "file", "memory"}))
         raise UnsupportedStoreError(
-            f"`uri` must have a scheme that fsspec knows, got {_without_password(uri)!r}. Use one of {known}, or "
+            f"`uri` must have a scheme that fsspec knows, got {without_password(uri)!r}. Use one of {known}, or "
             f"install the package that adds {scheme!r} to fsspec."
         ) from error
 
@@ -715,7 +744,8 @@ def check_size(expected: int, actual: int) -> None:
         raise ConnectionError(f"the transfer was interrupted: {actual} of {expected} bytes arrived")
 
 
-def _without_password(uri: str) -> str:
+def without_password(uri: str) -> str:
+    """Return a URI for messages, with "..." in place of a password."""
     return re.sub(r"(://[^/@:]*):[^/@]*@", r"\1:...@", uri)
 
 

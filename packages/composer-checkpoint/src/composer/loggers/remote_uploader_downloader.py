@@ -15,14 +15,15 @@ from typing import Any
 
 from composer.checkpoint.backend_uploads import CREDENTIALS_FILE, Backend, UploadProcesses, stage, stagger
 from composer.checkpoint.download import get_file
+from composer.checkpoint.ranks import on_first_rank
 from composer.checkpoint.remote_paths import validate_credentials
-from composer.checkpoint.storage import authority_of, check_bucket
+from composer.checkpoint.storage import check_bucket, split_uri, without_password
 from composer.checkpoint.store_base import ObjectStore
 from composer.checkpoint.upload import Send, Uploader
 from composer.core import State
 from composer.loggers import Logger, LoggerDestination
 from composer.loggers.spi import check_delivery_options
-from composer.utils import check_integers, dist, format_name_with_dist, is_uri, parse_uri
+from composer.utils import check_integers, format_name_with_dist, is_uri
 from composer.utils.retrying import DeliveryDeadline
 
 __all__ = ["RemoteUploaderDownloader", "maybe_create_remote_uploader_downloader_from_uri"]
@@ -104,8 +105,8 @@ class RemoteUploaderDownloader(LoggerDestination):
         return self._num_concurrent_uploads
 
     def serves(self, uri: str) -> bool:
-        """Return True if `upload_file` accepts a URI as a name: it is in this bucket."""
-        return parse_uri(uri)[:2] == (self.remote_backend_name, self.remote_bucket_name)
+        """Return True if `upload_file` accepts a URI as a name: it is in this bucket, or in this folder of SFTP."""
+        return self._backend.name_of(uri) is not None
 
     @cached_property
     def remote_backend(self) -> ObjectStore:
@@ -119,15 +120,19 @@ class RemoteUploaderDownloader(LoggerDestination):
     def init(self, state: State, logger: Logger) -> None:
         """Check the credentials, and get ready to upload.
 
+        A collective: rank 0 uploads a tiny file, and all ranks learn of its failure.
+
         Raises:
-            RuntimeError: It is called a second time.
+            RuntimeError: It is called a second time, or rank 0 cannot upload; there, its own error is raised.
         """
         if self._uploader is not None:
             raise RuntimeError("The `RemoteUploaderDownloader` is already initialized. Make one for each run.")
         self._run_name = state.run_name
         self._backend = self._backend.with_mlflow_ids()
-        if dist.get_global_rank() == 0:
-            validate_credentials(self.remote_backend, self._remote_name(CREDENTIALS_FILE))
+        on_first_rank(
+            lambda: validate_credentials(self.remote_backend, self._remote_name(CREDENTIALS_FILE)),
+            problem=f"Rank 0 cannot upload to {without_password(self._backend.uri)}",
+        )
         storage = self._backend.storage(self.num_attempts)
         send: Send = storage.upload
         if self.use_procs:
@@ -151,7 +156,7 @@ class RemoteUploaderDownloader(LoggerDestination):
 
         Args:
             state: The run.
-            remote_file_name: The name to store it under. A URI in another bucket is ignored.
+            remote_file_name: The name to store it under. A URI that this object does not serve is ignored.
             file_path: The file.
             overwrite: Replace an object of this name; otherwise a FileExistsError is raised later.
 
@@ -161,9 +166,10 @@ class RemoteUploaderDownloader(LoggerDestination):
         """
         uploader = self._initialized()
         if is_uri(remote_file_name):
-            if not self.serves(remote_file_name):
+            inside = self._backend.name_of(remote_file_name)
+            if inside is None:
                 return
-            remote_file_name = parse_uri(remote_file_name)[2]
+            remote_file_name = inside
         name = self._remote_name(remote_file_name)
         if not overwrite and name in uploader.pending:
             raise FileExistsError(f"Object {name} was already enqueued to be uploaded, but overwrite=False.")
@@ -285,16 +291,13 @@ def maybe_create_remote_uploader_downloader_from_uri(
         ValueError: The URI names no bucket.
     """
     check_bucket(uri)
-    scheme, bucket, path = parse_uri(uri)
+    scheme, bucket, path = split_uri(uri)
     if scheme == "":
         return None
-    if scheme == "azure":
-        scheme = "libcloud"
     for logger in loggers if isinstance(loggers, Sequence) else (loggers,):
         if (
             isinstance(logger, RemoteUploaderDownloader)
-            and logger.remote_backend_name == scheme
-            and logger.remote_bucket_name == bucket
+            and logger.serves(uri)
             and (scheme != "dbfs" or logger.backend_kwargs.get("path") == path)
         ):
             warnings.warn(
@@ -304,10 +307,10 @@ def maybe_create_remote_uploader_downloader_from_uri(
             )
             return None
     of_bucket = {
-        **{name: f"{name}://{bucket}" for name in ("s3", "gs", "oci")},
+        **{name: f"{name}://{bucket}" for name in ("azure", "gs", "oci", "s3")},
         "libcloud": f"azure://{bucket}",
         "dbfs": uri,
-        "sftp": f"sftp://{authority_of(uri)}",
+        "sftp": f"sftp://{bucket}//" if uri.partition("://")[2].startswith(f"{bucket}//") else f"sftp://{bucket}",
     }
     if scheme not in of_bucket:
         raise NotImplementedError(

@@ -16,9 +16,10 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from composer.checkpoint._ranks import on_first_rank
 from composer.checkpoint.backend_uploads import CREDENTIALS_FILE, Backend, UploadProcesses, stage, stagger
+from composer.checkpoint.ranks import on_first_rank
 from composer.checkpoint.remote_paths import validate_credentials
+from composer.checkpoint.storage import without_password
 from composer.checkpoint.store_base import ObjectStore
 from composer.checkpoint.upload import Uploader
 from composer.utils import int_at_least, is_uri
@@ -113,7 +114,7 @@ class RemoteUploader:
             RuntimeError: Rank 0 cannot upload; there, its own error is raised.
         """
         self._backend = self._backend.with_mlflow_ids()
-        problem = f"Rank 0 cannot upload to {self._backend.uri}"
+        problem = f"Rank 0 cannot upload to {without_password(self._backend.uri)}"
         on_first_rank(lambda: validate_credentials(self.remote_backend, CREDENTIALS_FILE), problem=problem)
 
     def upload_file_async(

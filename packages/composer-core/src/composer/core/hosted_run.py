@@ -1344,7 +1344,7 @@ def _copied(batch: Any) -> Any:
 
 
 def _sum_over_ranks(state: State, samples: float, tokens: int) -> tuple[float, int]:
-    device = "cuda" if state.device.name == "gpu" else "cpu"
+    device = "cuda" if state.device.torch_type == "cuda" else "cpu"
     counts = torch.tensor([samples, tokens], dtype=torch.float64, device=device)
     dist.all_reduce(counts)
     total, all_tokens = counts.tolist()

@@ -114,8 +114,8 @@ def get_precision_context(
 
 def precision_context_of(state: State, fp8_autocast_enabled: bool = True) -> contextlib.AbstractContextManager[Any]:
     """Return the context manager of `get_precision_context` for the precision and the device of a run."""
-    device_type = "cuda" if state.device.name == "gpu" else state.device.name
-    return get_precision_context(state.precision, state.precision_config, fp8_autocast_enabled, device_type=device_type)
+    kind = state.device.torch_type
+    return get_precision_context(state.precision, state.precision_config, fp8_autocast_enabled, device_type=kind)
 
 
 def validate_precision(precision: Precision, device: Device) -> None:

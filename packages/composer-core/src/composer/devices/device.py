@@ -31,6 +31,11 @@ class Device(ABC):
     name: str = ""
     _device: torch.device
 
+    @property
+    def torch_type(self) -> str:
+        """The type of its `torch.device`: "cuda" for "gpu", "xla" for "tpu", otherwise usually its name."""
+        return self._device.type
+
     @abstractmethod
     def module_to_device(self, module: T_nnModule) -> T_nnModule:
         """Move a module in place and return it."""

@@ -82,7 +82,7 @@ def shard(
             f"dimension of the same mesh, `FSDP2Config(device_mesh=mesh['{SHARD}'])` and "
             f"`TPConfig(device_mesh=mesh['{TENSOR}'], ...)`."
         )
-    mesh = make_mesh(config, 1, _mesh_type(found)) if config.device_mesh is None else config.device_mesh
+    mesh = make_mesh(config, 1, found.torch_type) if config.device_mesh is None else config.device_mesh
     wanted = Precision.FP32 if precision is None else Precision(precision)
     shard_model(model, ensure_tuple(optimizers), config, mesh, wanted, seed, ready=divided)
 
@@ -114,7 +114,7 @@ def prepare_tp_module(model: torch.nn.Module, optimizers: Optimizers, tp_config:
     if mesh is None:
         if config.tensor_parallel_degree == 1:
             return
-        mesh = make_mesh(FSDP2Config(), config.tensor_parallel_degree, _mesh_type(device))[TENSOR]
+        mesh = make_mesh(FSDP2Config(), config.tensor_parallel_degree, device.torch_type)[TENSOR]
     divide_layers(model, ensure_tuple(optimizers), config.layer_plan or {}, mesh)
 
 
@@ -130,7 +130,3 @@ def _device(device: Device | str | None, what: str) -> Device:
             f"Call `composer.utils.dist.initialize_dist(device)` first."
         )
     return get_device({"cuda": "gpu"}.get(device, device) if isinstance(device, str) else device)
-
-
-def _mesh_type(device: Device) -> str:
-    return "cuda" if device.name == "gpu" else device.name

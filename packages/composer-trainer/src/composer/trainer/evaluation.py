@@ -14,6 +14,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from composer.core import DataSpec, Engine, Evaluator, Event, State, Timestamp
 from composer.core.display import number
+from composer.core.precision import precision_context_of
 from composer.devices import DeviceCPU
 from composer.loggers import Logger
 from composer.models import ComposerModel
@@ -21,7 +22,6 @@ from composer.trainer.history import RunHistory
 from composer.trainer.metrics import move_metrics
 from composer.trainer.microbatch import adjust_device_eval_microbatch_size, eval_search, is_cuda_oom
 from composer.trainer.optimizers import OptimizerModes
-from composer.trainer.precision import autocast
 from composer.trainer.ranks import SingleProcess, set_epoch
 from composer.trainer.resume.generators import FirstAccesses
 from composer.utils import dist, model_eval_mode
@@ -351,7 +351,7 @@ class ForwardPass:
         return result
 
     def _run(self, batch: Any) -> Any:
-        with autocast(self._state, fp8=self._fp8):
+        with precision_context_of(self._state, self._fp8):
             return self._forward(batch)
 
 

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch.amp.grad_scaler import OptState
 
-from composer.core import Precision, State, get_precision_context
+from composer.core import Precision
 from composer.core.precision import validate_precision
 from composer.devices import Device
 from composer.utils import dist
 
 __all__ = [
     "ClosureGradScaler",
-    "autocast",
-    "device_type",
     "parse_precision",
     "resolve_precision",
     "step_scaled",
@@ -61,23 +58,6 @@ def resolve_precision(precision: str | int | torch.dtype | Precision | None, dev
 def _gpu_default() -> Precision:
     has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
     return Precision.AMP_BF16 if has_bf16 else Precision.AMP_FP16
-
-
-def device_type(state: State) -> str:
-    """Return torch's name of the run's device, for example `"cuda"`."""
-    return "cuda" if state.device.name == "gpu" else state.device.name
-
-
-def autocast(state: State, fp8: bool = True) -> AbstractContextManager[None]:
-    """Return a context with the run's numerical precision.
-
-    Args:
-        state: The run's state.
-        fp8: Allow FP8; evaluation does not use it.
-    """
-    return get_precision_context(
-        state.precision, state.precision_config, fp8_autocast_enabled=fp8, device_type=device_type(state)
-    )
 
 
 def unscale(scaler: torch.amp.GradScaler, optimizers: Sequence[torch.optim.Optimizer]) -> None:

@@ -6,11 +6,12 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
+from composer.checkpoint.ranks import on_first_rank
 from composer.checkpoint.storage import bucket_of, storage_of
 from composer.checkpoint.upload import Uploader
 from composer.core import State
 from composer.loggers import Logger, LoggerDestination
-from composer.utils import dist, format_name_with_dist, is_uri, parse_uri
+from composer.utils import format_name_with_dist, is_uri, parse_uri
 from composer.utils.retrying import DeliveryDeadline
 
 __all__ = ["RemoteFiles"]
@@ -33,10 +34,10 @@ class RemoteFiles(LoggerDestination):
 
     def init(self, state: State, logger: Logger) -> None:
         self._deadline = logger.delivery_deadline
-        if dist.get_global_rank() == 0:  # find rejected credentials now, not after hours of training
-            folders = [format_name_with_dist(uri.rpartition("/")[0], state.run_name) for uri in self._uris]
-            for folder in dict.fromkeys(folder.partition("{")[0] for folder in folders):
-                storage_of(folder).check_writable()
+        folders = [format_name_with_dist(uri.rpartition("/")[0], state.run_name) for uri in self._uris]
+        for folder in dict.fromkeys(folder.partition("{")[0] for folder in folders):
+            # Find rejected credentials now, not after hours of training.
+            on_first_rank(storage_of(folder).check_writable, problem="Files cannot be uploaded")
 
     def can_upload_files(self) -> bool:
         return True

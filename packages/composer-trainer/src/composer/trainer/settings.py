@@ -305,7 +305,7 @@ class RunSettings:
         if state.precision is Precision.AMP_FP16:
             closure = any(needs_closure(optimizer) for optimizer in state.optimizers)
             kind = ClosureGradScaler if closure else torch.amp.GradScaler
-            state.scaler = kind("cuda" if state.device.name == "gpu" else state.device.name)
+            state.scaler = kind(state.device.torch_type)
 
     def _check_epochs(self) -> None:
         """Raise ValueError for several epochs over an iterator, or an epoch that has no end."""

@@ -53,7 +53,7 @@ class ShardedParallel(DataParallel):
         self._degree = 1 if self._tp is None else self._tp.tensor_parallel_degree
         self._mesh = self._data_mesh = self._fsdp.device_mesh
         if self._mesh is None:
-            self._mesh = make_mesh(self._fsdp, self._degree, "cuda" if device.name == "gpu" else device.name)
+            self._mesh = make_mesh(self._fsdp, self._degree, device.torch_type)
             dims = self._mesh.mesh_dim_names or ()
             self._data_mesh = self._mesh[tuple(name for name in (REPLICATE, SHARD) if name in dims)]
         super().__init__(strategy, timeout)

@@ -14,11 +14,12 @@ import torch
 
 from composer.core import DataSpec, Engine, Precision, State
 from composer.core.data_spec import unchanged
+from composer.core.precision import precision_context_of
 from composer.models import ComposerModel
 from composer.trainer.metrics import TrainMetrics
 from composer.trainer.microbatch import LockStepSearch, MicrobatchSearch, tensors_in
 from composer.trainer.optimizers import needs_closure, prepare_fused_sgd
-from composer.trainer.precision import ClosureGradScaler, autocast, device_type, step_scaled, unscale
+from composer.trainer.precision import ClosureGradScaler, step_scaled, unscale
 from composer.trainer.ranks import SingleProcess
 
 _log = logging.getLogger(__name__)
@@ -94,12 +95,12 @@ class BatchTrainer:
         self._begin_turn, self._stepping = getattr(self.model, "begin_turn", None), state.optimizers
         prepare_fused_sgd(state.optimizers)
         if self._runs_passes is not None and self._scaling and not isinstance(state.scaler, ClosureGradScaler):
-            state.scaler = ClosureGradScaler(device_type(state))
+            state.scaler = ClosureGradScaler(state.device.torch_type)
         if state.auto_microbatching:
             self._lock_step.check()
         # Without autocast no context is entered at all; otherwise the same one is reused, except for FP8.
-        self._autocast = state.precision is not Precision.FP32 or torch.is_autocast_enabled(device_type(state))
-        self._precision_context = None if state.precision is Precision.AMP_FP8 else autocast(state)
+        self._autocast = state.precision is not Precision.FP32 or torch.is_autocast_enabled(state.device.torch_type)
+        self._precision_context = None if state.precision is Precision.AMP_FP8 else precision_context_of(state)
 
     def train(self, num_samples: float) -> dict[str, torch.Tensor]:
         """Train on `state.batch`: forward, backward and one step of every optimizer.
@@ -300,7 +301,7 @@ class BatchTrainer:
             metrics.collect(original, state.outputs, len(self._microbatches) == 1)
 
     def _precision(self) -> AbstractContextManager[None]:
-        return autocast(self.state) if self._precision_context is None else self._precision_context
+        return precision_context_of(self.state) if self._precision_context is None else self._precision_context
 
     def _average(self, counts: Iterable[float]) -> float:
         """Return the batch size that weighs microbatches, averaged over ranks; exchanged once per batch.

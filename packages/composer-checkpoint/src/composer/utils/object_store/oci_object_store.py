@@ -39,9 +39,10 @@ class OCIObjectStore(StorageObjectStore):
     """
 
     def __init__(self, bucket: str, prefix: str = "") -> None:
-        self.bucket, _, self._namespace = bucket_name(bucket).partition("@")
+        bucket = bucket_name(bucket)
+        self.bucket, _, self._namespace = bucket.partition("@")
         self.prefix = as_folder(prefix)
-        uri = f"oci://{self.bucket}/{self.prefix}"
+        uri = f"oci://{bucket}/{self.prefix}"
         check_installed("oci", uri)
         self._config = _read_config(os.path.expanduser(os.environ.get("OCI_CONFIG_FILE") or _DEFAULT_CONFIG))
         super().__init__(Storage(uri, {}, connection=Connection(self._connect)))

@@ -21,8 +21,8 @@ from composer.core import (
     Event,
     Placement,
     State,
-    get_precision_context,
 )
+from composer.core.precision import precision_context_of
 from composer.loggers import Logger
 from composer.models import ComposerModel
 from composer.utils import check_finite, check_flags, plain_number
@@ -210,8 +210,7 @@ class Distillation(Algorithm):
             self.teacher.eval()
         inputs = batch if isinstance(self.teacher, ComposerModel) else batch_get(batch, self.input_key)
         dtype = next((p.dtype for p in self.teacher.parameters() if p.is_floating_point()), None)
-        kind = "cuda" if state.device.name == "gpu" else state.device.name
-        with get_precision_context(state.precision, state.precision_config, False, device_type=kind):
+        with precision_context_of(state, fp8_autocast_enabled=False):
             return self.teacher(inputs if dtype is None else _with_dtype(inputs, dtype))
 
 

@@ -17,9 +17,9 @@ from composer.core import (
     Placement,
     State,
     TimeUnit,
-    get_precision_context,
 )
 from composer.core.hosted_run import total_loss
+from composer.core.precision import precision_context_of
 from composer.loggers import Logger
 from composer.utils import check_finite, check_flags, check_integers, dist, plain_number
 
@@ -325,10 +325,9 @@ def _run_forward_backward(state: State, batch: Mapping[str, Any]) -> None:
         batch = rows
     batch = state.device.batch_to_device(batch)
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    device = "cuda" if state.device.name == "gpu" else state.device.name
-    devices = [torch.cuda.current_device()] if device == "cuda" else []
+    devices = [torch.cuda.current_device()] if state.device.torch_type == "cuda" else []
     with torch.random.fork_rng(devices):
-        with get_precision_context(state.precision, state.precision_config, device_type=device):
+        with precision_context_of(state):
             loss = total_loss(model.loss(model(batch), batch))
         loss.backward()  # type: ignore[no-untyped-call]
     with torch.no_grad():
