@@ -298,6 +298,8 @@ def test_a_stack_is_tried_with_the_learning_rates_of_its_members(
     assert [stack.settings["lr"] for stack in stacks] == [0.01, 0.03]
     assert [[name for name, _ in stack.stack] for stack in stacks] == [["Muon", "EMA"]] * 2
 
+    assert study._stacked([muon], plain) == [muon]  # with its own arguments, too
+
     with_other_optimizer = replace(ema, variant="other")
     (stack,) = study._stacked([muon, with_other_optimizer], plain)
     assert stack.settings["lr"] == 0.03

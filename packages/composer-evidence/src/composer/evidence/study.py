@@ -685,6 +685,8 @@ class Study:
 
         Rates belong to an optimizer: those of members that were tuned with another one are left out.
         """
+        if len(members) == 1:
+            return list(members)
         names = [member.name for member in members]
         variant = self._variant_of(names, plain)
         base = plain if variant == plain.variant else self._tuned_variant(variant, 1.0)
