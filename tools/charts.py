@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -270,7 +271,7 @@ def _ladders(axes: Any, task: str, stack: Mapping[str, Any], plain: Mapping[str,
     reached, metric, full = stack["time_to_target"], Metric(**stack["metric"]), stack["steps"]
     lines = {
         "plain": (GRAY, [(rung["steps"] / full, rung["scores"]) for rung in plain["rungs"]]),
-        " + ".join(stack["method"].split("+")): (BLUE, [(rung["time"], rung["scores"]) for rung in reached["rungs"]]),
+        "stack": (BLUE, [(rung["time"], rung["scores"]) for rung in reached["rungs"]]),
     }
     for label, (color, rungs) in lines.items():
         rungs.sort(key=lambda rung: rung[0])
@@ -282,13 +283,14 @@ def _ladders(axes: Any, task: str, stack: Mapping[str, Any], plain: Mapping[str,
     ratio, up = reached["method"]["ratio"], metric.higher_is_better
     axes.axhline(target, color="black", linewidth=0.8, linestyle=":")
     axes.annotate(
-        f"plain's end, in {ratio:.2f} of its time",
+        f"after {ratio:.2f}",
         (1.5, target),
         (0, 4 if up else -10),
         textcoords="offset points",
         ha="right",
     )
-    axes.set(title=task, xlabel=f"time of a complete run / plain's {full} steps")
+    axes.set_title(f"{task}\n{textwrap.fill(' + '.join(stack['method'].split('+')), 32)}", fontsize=8)
+    axes.set(xlabel=f"time / plain's {full} steps")
     axes.set_ylabel(f"{metric.title}, {metric.unit}" if metric.unit else metric.title)
     axes.legend(frameon=False, loc="lower right" if up else "upper right")
 

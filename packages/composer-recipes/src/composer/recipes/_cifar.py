@@ -50,7 +50,7 @@ def make_task(title: str, network: Network, data: Cifar10, training: SGD) -> Tas
         training=training,
         metrics=CLASSIFICATION,
         algorithms=ALGORITHMS,
-        chosen=("channels_last", "ema", "label_smoothing", "scale_schedule", "weight_standardization"),
+        chosen=("channels_last", "label_smoothing", "scale_schedule", "weight_standardization"),
         tuned={
             "ema": {"half_life": "100ba", "update_interval": "5ba"},
             "gradient_clipping": {"clipping_type": "norm", "clipping_threshold": 1.0},
