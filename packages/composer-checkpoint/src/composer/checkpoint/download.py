@@ -15,7 +15,8 @@ from urllib.parse import urlsplit
 from composer.checkpoint.durable import replacing
 from composer.checkpoint.names import MLFLOW_DBFS_PATH_PREFIX
 from composer.checkpoint.ranks import on_first_rank
-from composer.checkpoint.storage import Storage, check_size, report_to, retrying, showing_progress, storage_of
+from composer.checkpoint.storage import Storage, check_size, retrying, showing_progress, storage_of
+from composer.checkpoint.store_base import report_to
 from composer.utils import is_uri, parse_uri, renamed_arguments
 
 __all__ = ["download_monolithic_checkpoint", "extract_path_from_symlink", "get_file", "linked_uris"]

@@ -38,7 +38,6 @@ __all__ = [
     "check_size",
     "direct_storage",
     "leave_retries_to_botocore",
-    "report_to",
     "retrying",
     "showing_progress",
     "split_uri",
@@ -747,16 +746,6 @@ def check_size(expected: int, actual: int) -> None:
 def without_password(uri: str) -> str:
     """Return a URI for messages, with "..." in place of a password."""
     return re.sub(r"(://[^/@:]*):[^/@]*@", r"\1:...@", uri)
-
-
-def report_to(callback: Any) -> Callable[[int, int], None]:
-    """Return a function of the bytes done and the total that informs a callback of fsspec."""
-
-    def report(done: int, total: int) -> None:
-        callback.set_size(total)
-        callback.absolute_update(done)
-
-    return report
 
 
 Progress = bool | Callable[[int, int], None]

@@ -11,7 +11,7 @@ from typing import Any, NoReturn, TypeVar
 
 from composer.checkpoint.durable import replacing
 
-__all__ = ["ObjectStore", "ObjectStoreTransientError", "check_destination", "download_target"]
+__all__ = ["ObjectStore", "ObjectStoreTransientError", "check_destination", "download_target", "report_to"]
 
 T = TypeVar("T", bound="ObjectStore")
 
@@ -133,3 +133,13 @@ def download_target(filename: str | os.PathLike[str], overwrite: bool) -> Iterat
     with replacing(target) as temporary:
         yield temporary
         check_destination(filename, overwrite)  # it may exist by now
+
+
+def report_to(callback: Any) -> Callable[[int, int], None]:
+    """Return a function of the bytes done and the total that informs a callback of fsspec."""
+
+    def report(done: int, total: int) -> None:
+        callback.set_size(total)
+        callback.absolute_update(done)
+
+    return report

@@ -9,8 +9,7 @@ from typing import Any
 from fsspec import AbstractFileSystem
 from fsspec.callbacks import DEFAULT_CALLBACK
 
-from composer.checkpoint.storage import report_to
-from composer.checkpoint.store_base import ObjectStore
+from composer.checkpoint.store_base import ObjectStore, report_to
 
 __all__ = ["ObjectStoreFileSystem"]
 

@@ -33,8 +33,8 @@ class Device(ABC):
 
     @property
     def torch_type(self) -> str:
-        """The type of its `torch.device`: "cuda" for "gpu", "xla" for "tpu", otherwise usually its name."""
-        return self._device.type
+        """What torch calls this kind of device: "cuda" for "gpu", "xla" for "tpu" and "neuron", otherwise its name."""
+        return {"gpu": "cuda", "tpu": "xla", "neuron": "xla"}.get(self.name, self.name)
 
     @abstractmethod
     def module_to_device(self, module: T_nnModule) -> T_nnModule:

@@ -45,7 +45,7 @@ TASK = Task(
     ),
     data=Data(),
     network=Network(),
-    training=AdamW(epochs=4, lr=1e-2),
+    training=AdamW(epochs=3, lr=1e-2),
     metrics=CLASSIFICATION,
     algorithms=ALGORITHMS,
     chosen=("channels_last", "label_smoothing", "muon", "scale_schedule"),
