@@ -33,7 +33,7 @@ class Device(ABC):
 
     @property
     def torch_type(self) -> str:
-        """What torch calls this kind of device: "cuda" for "gpu", "xla" for "tpu" and "neuron", otherwise its name."""
+        """The type of its tensors' device: "cuda" for "gpu", "xla" for "tpu" and "neuron", otherwise the name."""
         return {"gpu": "cuda", "tpu": "xla", "neuron": "xla"}.get(self.name, self.name)
 
     @abstractmethod
