@@ -77,6 +77,11 @@ def test_the_complete_model_is_restored(gpt2: Saved) -> None:
     assert restored.model.lm_head.weight is restored.model.transformer.wte.weight
 
 
+def test_the_configuration_of_an_adapter_is_that_of_the_checkpoint(gpt2: Saved) -> None:
+    with pytest.raises(TypeError, match="multiple values for keyword argument 'peft_config'"):
+        HuggingFaceModel.from_composer_checkpoint(gpt2[0], peft_config="other")
+
+
 def test_a_fresh_process_needs_no_trainer(gpt2: Saved, tmp_path: Path) -> None:
     path, model = gpt2
     batch = tiny.causal(tiny.TEXTS)

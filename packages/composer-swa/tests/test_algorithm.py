@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.optim.swa_utils import SWALR, AveragedModel
 
 from composer.algorithms.swa import SWA
+from composer.algorithms.swa.swa import AveragedWeights
 from composer.algorithms.warnings import NotIntendedUseWarning
 from composer.core import AVERAGES_WEIGHTS, Algorithm, Engine, Event, Placement, State
 from composer.loggers import Logger
@@ -385,3 +386,12 @@ def test_a_start_after_the_end_of_the_run_raises_a_warning() -> None:
     state = State(model=torch.nn.Linear(1, 1), rank_zero_seed=0, max_duration="2ep")
     with pytest.warns(UserWarning, match="averages nothing in this `fit`: `swa_start` is '50ep', .* ends at '2ep'"):
         SWA(swa_start="50ep", swa_end="60ep").apply(Event.FIT_START, state, Logger(state))
+
+
+def test_the_first_update_copies_the_weights() -> None:
+    model = torch.nn.Linear(1, 1, bias=False)
+    model.weight.data.fill_(-torch.inf)
+    averages = AveragedWeights()
+    averages.update(model)
+
+    assert torch.equal(averages.averages["weight"], torch.full((1, 1), -torch.inf))

@@ -804,13 +804,14 @@ def call_in_time(call: Callable[[], T], timeout: float, what: str) -> T:
     return result.result()
 
 
-def end_in_time(end: Callable[[float], object], deadline: DeliveryDeadline, what: str) -> None:
+def end_in_time(end: Callable[[float], object], deadline: DeliveryDeadline, what: str, grace: float = 0.0) -> None:
     """End a run of a service within the time that its deadline leaves, but at least a tenth of the timeout.
 
     Args:
         end: The function that ends the run; called with that time in seconds.
         deadline: The deadline of the service.
         what: What the function does, for the message.
+        grace: Seconds by which the function may exceed its time, because it limits itself.
 
     Raises:
         TimeoutError: It took too long.
@@ -819,7 +820,7 @@ def end_in_time(end: Callable[[float], object], deadline: DeliveryDeadline, what
     since = time.monotonic()
     seconds = max(deadline.left(since), deadline.timeout / 10)
     try:
-        call_in_time(partial(end, seconds), seconds, what)
+        call_in_time(partial(end, seconds), seconds + grace, what)
     except TimeoutError:
         deadline.waited_in_vain(since)
         raise

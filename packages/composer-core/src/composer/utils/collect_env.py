@@ -54,7 +54,7 @@ def get_composer_env() -> ComposerEnv:
     return ComposerEnv(
         composer_version=distribution(_DISTRIBUTION).version,
         composer_commit_hash=_commit_hash(),
-        cpu_model=_cpu_model(),
+        cpu_model=cpu_model(),
         cpu_count=os.cpu_count(),
         num_nodes=None if world_size is None or local_world_size is None else world_size // local_world_size,
         gpu_model=torch.cuda.get_device_name() if has_gpu else None,
@@ -145,7 +145,8 @@ def _commit_hash() -> str | None:
     return commit
 
 
-def _cpu_model() -> str:
+def cpu_model() -> str:
+    """Return the name of the processor."""
     with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as listing:  # Linux only
         for line in listing:
             key, _, value = line.partition(":")

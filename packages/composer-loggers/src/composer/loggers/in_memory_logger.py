@@ -86,12 +86,12 @@ class InMemoryLogger(LoggerDestination):
 
     @property
     def most_recent_values(self) -> dict[str, Any]:
-        """The last value of each name."""
+        """The last value of each name, in a new dict."""
         return {name: series[-1][1] for name, series in self.data.items()}
 
     @property
     def most_recent_timestamps(self) -> dict[str, Timestamp]:
-        """The timestamp of the last value of each name."""
+        """The timestamp of the last value of each name, in a new dict."""
         return {name: series[-1][0] for name, series in self.data.items()}
 
     def get_timeseries(self, metric: str) -> dict[str, np.ndarray]:

@@ -25,7 +25,7 @@ from composer.core import Callback, Plan, State
 from composer.loggers import LoggerDestination, format_log_data_value
 from composer.loggers.spi import Logged, Sender, check_delivery_options, hold_metrics, report_failure
 from composer.utils import check_finite, dist, format_name_with_dist, is_uri
-from composer.utils.collect_env import get_composer_env_dict
+from composer.utils.collect_env import cpu_model
 
 if TYPE_CHECKING:
     from composer.loggers import Logger
@@ -594,7 +594,7 @@ def _describe_machine(state: State) -> dict[str, Any]:
         properties = torch.cuda.get_device_properties(torch.cuda.current_device())
         device |= {"name": properties.name, "memory_bytes": properties.total_memory}
     else:
-        device["name"] = get_composer_env_dict()["cpu_model"]
+        device["name"] = cpu_model()
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),

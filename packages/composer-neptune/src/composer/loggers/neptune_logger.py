@@ -228,8 +228,12 @@ class NeptuneLogger(ServiceLogger):
             if sender is not None:
                 sender.close()
         finally:
-            # Neptune stops by itself before that counts as a failure.
-            end_in_time(lambda seconds: run.stop(seconds=0.9 * seconds), self._deadline, "Ending the run of Neptune")
+            end_in_time(
+                lambda seconds: run.stop(seconds=seconds),
+                self._deadline,
+                "Ending the run of Neptune",
+                grace=1.0,  # Neptune stops by itself before that counts as a failure
+            )
 
     def _kept(self) -> str:
         return self._files.describe("What Neptune's client has taken is sent or kept by it; other metrics are lost.")

@@ -292,11 +292,11 @@ class Pairs:
         values.append(value)
 
     def update(self, smoothing: float) -> None:
-        """Set `average <- smoothing * average + (1 - smoothing) * value`; copy integers."""
+        """Set `average <- smoothing * average + (1 - smoothing) * value`; copy integers, and all if it is 0."""
         for (device, dtype, *source), (averages, values) in self._groups.items():
             if source != [device, dtype]:
                 values = [value.to(device, dtype) for value in values]
-            if dtype.is_floating_point or dtype.is_complex:
+            if smoothing and (dtype.is_floating_point or dtype.is_complex):
                 torch._foreach_lerp_(averages, values, 1 - smoothing)
             else:
                 torch._foreach_copy_(averages, values)

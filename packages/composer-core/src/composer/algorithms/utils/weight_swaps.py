@@ -166,20 +166,23 @@ def has_passed(time: Time[Any], state: State) -> bool:
     return state.timestamp >= time
 
 
-def parse_time(argument: str, given: Any, least: float) -> Time[Any]:
+def parse_time(argument: str, given: Any, least: float, example: str = "100ba") -> Time[Any]:
     """Return an argument as a `Time`.
 
     Args:
         argument: The name of the argument.
         given: A time string or a `Time`.
         least: The smallest allowed value, in any unit but fractions of the run, which must not be negative.
+        example: A good value, for the message.
 
     Raises:
         TypeError: It is neither.
         ValueError: It cannot be parsed, or is too small.
     """
     if not isinstance(given, (str, Time)):
-        raise TypeError(f"`{argument}` must be a time string or a `Time`, got {given!r}. Write for example '100ba'.")
+        raise TypeError(
+            f"`{argument}` must be a time string or a `Time`, got {given!r}. Write for example {example!r}."
+        )
     time = Time.from_input(given)
     if time.value < (0 if time.unit is TimeUnit.DURATION else least):
         raise ValueError(f"`{argument}` must be at least {least}, got {str(given)!r}.")

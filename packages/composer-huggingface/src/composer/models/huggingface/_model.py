@@ -8,7 +8,6 @@ import logging
 import os
 import warnings
 from collections.abc import Callable, Mapping
-from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -331,7 +330,11 @@ class HuggingFaceModel(ComposerModel):
         """
         content = _checkpoint.read(checkpoint_path, local_checkpoint_save_location)
         options = model_instantiation_class, model_config_kwargs, trust_remote_code
-        built: HuggingFaceModel = _restore(partial(cls, **kwargs), content, *options, base_model, needs_base=True)
+
+        def make(model: Any, tokenizer: Any, peft_config: Any) -> HuggingFaceModel:
+            return cls(model, tokenizer, peft_config=peft_config, **kwargs)
+
+        built: HuggingFaceModel = _restore(make, content, *options, base_model, needs_base=True)
         return built
 
 

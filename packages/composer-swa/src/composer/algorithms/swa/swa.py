@@ -341,7 +341,8 @@ def _set_lrs(optimizer: torch.optim.Optimizer, lrs: Sequence[float]) -> None:
 
 
 def _parse_range(swa_start: Any, swa_end: Any) -> tuple[Time[Any], Time[Any]]:
-    start, end = parse_time("swa_start", swa_start, least=0), parse_time("swa_end", swa_end, least=0)
+    start = parse_time("swa_start", swa_start, least=0, example="0.7dur")
+    end = parse_time("swa_end", swa_end, least=0, example="0.97dur")
     if start.unit is not end.unit:
         raise ValueError(f"`swa_start` and `swa_end` must have the same unit, got '{start}' and '{end}'.")
     if start.unit not in (TimeUnit.DURATION, TimeUnit.EPOCH):
@@ -354,7 +355,7 @@ def _parse_range(swa_start: Any, swa_end: Any) -> tuple[Time[Any], Time[Any]]:
 
 
 def _parse_interval(update_interval: Any) -> Time[Any]:
-    interval = parse_time("update_interval", update_interval, least=1)
+    interval = parse_time("update_interval", update_interval, least=1, example="1ep")
     if interval.unit not in (TimeUnit.BATCH, TimeUnit.EPOCH):
         raise ValueError(f"`update_interval` must be in 'ba' or 'ep', got '{interval}'. Use '1ep'.")
     return interval
