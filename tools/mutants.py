@@ -19,6 +19,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -170,11 +172,13 @@ def main() -> None:
     parser.add_argument("packages", nargs="+", help="names of packages")
     parser.add_argument("--count", type=int, default=60, help="how many mutants (default: 60)")
     parser.add_argument("--seed", type=int, default=0, help="the seed that draws them (default: 0)")
+    parser.add_argument("--workers", type=int, default=1, help="how many are tested at once (default: 1)")
     arguments = parser.parse_args()
     workspace = Workspace()
     survivors = 0
-    for mutant in draw(workspace, arguments.packages, arguments.count, arguments.seed):
-        test = killer(workspace, mutant)
+    drawn = draw(workspace, arguments.packages, arguments.count, arguments.seed)
+    pool = ThreadPoolExecutor(arguments.workers)
+    for mutant, test in zip(drawn, pool.map(partial(killer, workspace), drawn), strict=True):
         survivors += test is None
         result = "SURVIVED" if test is None else f"killed by {test}"
         print(f"{mutant.package} {mutant.file}:{mutant.line}: {mutant.change}: {result}", flush=True)

@@ -292,7 +292,7 @@ def test_closing_ends_the_threads(storage: GatedStorage, file: Callable[[str], P
     uploader.upload(file("b"), "b", overwrite=True)
     uploader.close()
 
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("composer-upload")]
+    assert [False, False] == [thread.is_alive() for thread in uploader._threads]
 
 
 def _use_in_child(uploader: Uploader, path: Path) -> None:

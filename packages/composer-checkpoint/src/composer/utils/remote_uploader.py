@@ -40,7 +40,7 @@ class RemoteFilesExistingCheckStatus(Enum):
     TIMEOUT = 2
     """Some were not there in time."""
     ERROR = 3
-    """An upload of one of them failed, and no later one of the same name succeeded."""
+    """The last upload of one of them failed."""
 
 
 class RemoteUploader:
@@ -88,7 +88,7 @@ class RemoteUploader:
         self._uploader: Uploader | None = None
         self._processes: UploadProcesses | None = None
         self._staging: Path | None = None
-        self._failed: set[str] = set()  # the names of files whose last upload failed
+        self._last: dict[str, Future[None]] = {}  # the last upload of each name
         self._ended = threading.Event()
         self._checks: list[Future[RemoteFilesExistingCheckStatus]] = []
 
@@ -137,7 +137,8 @@ class RemoteUploader:
         assert self._staging is not None, "`_open` has made it"
         copy, name = stage(Path(file_path), self._staging), remote_file_name.lstrip("/")
         future = uploader.upload(copy, name, overwrite=overwrite)
-        future.add_done_callback(partial(self._note, name, copy))
+        future.add_done_callback(partial(_remove_uploaded, copy))
+        self._last[name] = future
         self.futures.append(future)
         return future
 
@@ -221,7 +222,7 @@ class RemoteUploader:
             try:
                 storage = self._backend.storage(self.num_attempts)
                 while not result.done():
-                    if not self._failed.isdisjoint(name.lstrip("/") for name in names):
+                    if any(self._has_failed(name.lstrip("/")) for name in names):
                         return _end(result, RemoteFilesExistingCheckStatus.ERROR)
                     names[:] = [name for name in names if not storage.exists(name)]
                     if not names:
@@ -251,12 +252,14 @@ class RemoteUploader:
             )
         return self._uploader
 
-    def _note(self, name: str, copy: Path, future: Future[None]) -> None:
-        if future.exception() is None:
-            copy.unlink(missing_ok=True)
-            self._failed.discard(name)
-        else:
-            self._failed.add(name)
+    def _has_failed(self, name: str) -> bool:
+        last = self._last.get(name)
+        return last is not None and last.done() and last.exception() is not None
+
+
+def _remove_uploaded(copy: Path, upload: Future[None]) -> None:
+    if upload.exception() is None:
+        copy.unlink(missing_ok=True)
 
 
 def _end(check: Future[RemoteFilesExistingCheckStatus], status: RemoteFilesExistingCheckStatus) -> None:
