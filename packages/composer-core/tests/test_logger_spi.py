@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -604,6 +605,18 @@ def test_a_woken_thread_sends_before_its_interval_and_nobody_waits() -> None:
     sender.wake()
 
     assert sent.wait(30)
+    sender.close()
+
+
+def test_a_flush_does_not_wait_for_the_interval(service: Service) -> None:
+    sender = Sender("Test", service.send, interval=600)
+    sender.put_metrics({"a": 1}, 0)
+    assert sender.flush()
+    sender.put_metrics({"a": 2}, 1)
+    time.sleep(0.2)  # its thread waits for the interval now
+
+    assert sender.flush()
+    assert [(0, {"a": 1}), (1, {"a": 2})] == service.received
     sender.close()
 
 

@@ -59,7 +59,7 @@ def test_it_agrees_with_writing_the_batches_out(
 )
 def test_numbers_that_cannot_work(argument: str, least: int) -> None:
     for value in (least - 1, 1.5, True):
-        with pytest.raises(ValueError, match=f"`{argument}` must be at least {least}"):
+        with pytest.raises(ValueError, match=f"`{argument}` must be .*at least {least}, got {value}"):
             cyclic_schedule(**{argument: value})
 
 

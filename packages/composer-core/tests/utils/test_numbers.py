@@ -58,9 +58,15 @@ def test_integers_are_checked_for_their_type_and_their_bound() -> None:
         check_integers(n=-1, least=0)
 
 
-@pytest.mark.parametrize("value", [0, -3, 1.0, True, None, "1", torch.tensor(1.0)])
-def test_a_value_that_is_no_integer_or_too_small_is_refused(value: Any) -> None:
-    with pytest.raises(ValueError, match=r"`n` must be at least 1 batch, got .* Use 10.$"):
+@pytest.mark.parametrize("value", [1.0, True, None, "1", torch.tensor(1.0)])
+def test_a_value_that_is_not_an_integer_is_refused(value: Any) -> None:
+    with pytest.raises(ValueError, match=r"`n` must be an integer of at least 1 batch, got .* Use 10.$"):
+        int_at_least("n", value, 1, "batch", "Use 10.")
+
+
+@pytest.mark.parametrize("value", [0, -3])
+def test_an_integer_that_is_too_small_is_refused(value: int) -> None:
+    with pytest.raises(ValueError, match=rf"`n` must be at least 1 batch, got {value}. Use 10.$"):
         int_at_least("n", value, 1, "batch", "Use 10.")
 
 

@@ -114,10 +114,15 @@ def int_at_least(name: str, value: object, least: int, unit: str = "", hint: str
         Traceback (most recent call last):
         ...
         ValueError: `interval` must be at least 1 batch, got 0. Use 10.
+        >>> int_at_least("interval", 1.5, 1)
+        Traceback (most recent call last):
+        ...
+        ValueError: `interval` must be an integer of at least 1, got 1.5.
     """
     number = plain_int(value)
     if number is None or number < least:
-        raise ValueError(f"`{name}` must be at least {f'{least} {unit}'.rstrip()}, got {value!r}. {hint}".rstrip())
+        allowed = f"{'an integer of ' if number is None else ''}at least {least} {unit}".rstrip()
+        raise ValueError(f"`{name}` must be {allowed}, got {value!r}. {hint}".rstrip())
     return number
 
 
