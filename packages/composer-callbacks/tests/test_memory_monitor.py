@@ -88,7 +88,7 @@ def test_a_key_that_torch_does_not_know_is_refused(stats: dict[str, int], key: s
 
 @pytest.mark.parametrize("interval", [0, 1.5, True])
 def test_an_impossible_interval_is_refused(interval: Any) -> None:
-    with pytest.raises(ValueError, match="`dist_aggregate_batch_interval` must be .*at least 1 batch"):
+    with pytest.raises(ValueError, match=r"`dist_aggregate_batch_interval` must be .*at least 1 batch"):
         MemoryMonitor(dist_aggregate_batch_interval=interval)
 
 

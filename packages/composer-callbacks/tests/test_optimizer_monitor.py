@@ -115,7 +115,7 @@ def test_nothing_is_read_from_the_device(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize("interval", [0, -1, 2.0, True])
 def test_an_impossible_interval_is_refused(interval: Any) -> None:
-    with pytest.raises(ValueError, match="`batch_log_interval` must be .*at least 1 batch"):
+    with pytest.raises(ValueError, match=r"`batch_log_interval` must be .*at least 1 batch"):
         OptimizerMonitor(batch_log_interval=interval)
 
 

@@ -157,7 +157,7 @@ def test_a_run_without_end_warns_once(clock: Any) -> None:
 
 @pytest.mark.parametrize("skipped", [-1, 1.0, True])
 def test_impossible_arguments_are_refused(skipped: Any) -> None:
-    with pytest.raises(ValueError, match="`skip_batches` must be .*at least 0 batches"):
+    with pytest.raises(ValueError, match=r"`skip_batches` must be .*at least 0 batches"):
         RuntimeEstimator(skip_batches=skipped)
     with pytest.raises(ValueError, match="`time_unit` must be one of"):
         RuntimeEstimator(time_unit="fortnights")

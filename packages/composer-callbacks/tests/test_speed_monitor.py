@@ -164,7 +164,7 @@ def test_evaluation_time_survives_a_resume_and_the_window_begins_anew() -> None:
 
 @pytest.mark.parametrize("window", [0, -1, 1.5, True])
 def test_an_impossible_window_is_refused(window: Any) -> None:
-    with pytest.raises(ValueError, match="`window_size` must be .*at least 1 batch"):
+    with pytest.raises(ValueError, match=r"`window_size` must be .*at least 1 batch"):
         SpeedMonitor(window_size=window)
 
 
