@@ -51,7 +51,7 @@ def train(folder: Path) -> None:
         save_folder=str(folder / "saved"),
         save_interval="2ba",
         autoresume=True,
-        dist_timeout=15,  # a slow disk takes seconds for a checkpoint
+        dist_timeout=20,  # two busy machines start some seconds apart
         progress_bar=False,
         device="cpu",
     )

@@ -178,7 +178,7 @@ TORCHRUN += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"node0:{PORT}"]
     ("lost", "is_power_cut", "message"),
     [
         (0, False, "LostRankError: Rank 0, which hosts the store, has exited or does not answer"),
-        (1, True, "LostRankError: Rank 1 has not answered for 15 s, so rank 0 cannot continue"),
+        (1, True, "LostRankError: Rank 1 has not answered for 20 s, so rank 0 cannot continue"),
     ],
 )
 def test_the_relaunched_run_continues_after_a_machine_died(
