@@ -805,9 +805,8 @@ class Trainer(_RejectsRemovedArguments):
         if self._is_other_data(old_data, old_length, state.timestamp if begun is None else begun):
             position.replace_loader()
         settings.set_duration(duration, scale_schedule_ratio, begun)
-        if ended or self._progress.is_complete():
-            self._announce(f"This part of the run {state.run_name!r} is complete; nothing is left to train.")
-            return
+        complete = ended or self._progress.is_complete()
+        # Also for a call that is skipped, because the next one keeps what it is not given.
         settings.replace_evaluation(evaluation)
         settings.set_schedulers(schedule)
         settings.compile_schedulers()
@@ -816,9 +815,13 @@ class Trainer(_RejectsRemovedArguments):
             settings.set_scaler()
         if spin_dataloaders is not None:
             position.spin = spin_dataloaders
-        self._progress.apply()
         if compile_config is not None:
             self._compile(compile_config)
+        if not ended:
+            self._progress.apply()
+        if complete:
+            self._announce(f"This part of the run {state.run_name!r} is complete; nothing is left to train.")
+            return
         if self._is_undescribed and self.logger.destinations:
             self.logger.log_hyperparameters(describe_run(state))
         self._is_undescribed = False

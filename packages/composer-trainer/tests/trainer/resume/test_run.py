@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from resumed_runs import (
     LOADERS,
     WITH_WORKERS,
@@ -23,9 +24,8 @@ from resumed_runs import (
     generator,
 )
 from shared_runs import same_weights
-from torch.utils.data import (
-    DataLoader,
-)
+from torch.optim.lr_scheduler import StepLR
+from torch.utils.data import DataLoader
 
 from composer.checkpoint.load import (
     CheckpointLoadOptions,
@@ -36,7 +36,7 @@ from composer.checkpoint.save import (
 )
 from composer.core import Callback, DataSpec, Event, State
 from composer.loggers import Logger
-from composer.optim import ExponentialScheduler
+from composer.optim import ExponentialScheduler, LinearScheduler
 from composer.testing import deep_compare
 from composer.utils import reproducibility
 
@@ -213,6 +213,44 @@ def test_a_relaunch_resumes_a_program_whose_second_fit_has_other_data(tmp_path: 
     assert whole.state.timestamp.epoch == resumed.state.timestamp.epoch
     count = len(resumed.journal.batches)
     deep_compare(whole.journal.batches[-count:], resumed.journal.batches)
+
+
+GIVEN: dict[str, Callable[[Run], dict[str, Any]]] = {
+    "schedule": lambda run: {"schedulers": ExponentialScheduler(0.5)},
+    "schedule of torch": lambda run: {"schedulers": StepLR(run.state.optimizers[0], step_size=1, gamma=0.5)},
+    "evaluation": lambda run: {"eval_dataloader": batches(), "eval_interval": "1ba"},
+    "precision": lambda run: {"precision": "amp_bf16"},
+}
+
+
+@pytest.mark.parametrize("name", GIVEN)
+@pytest.mark.parametrize("first", [None, LinearScheduler()])
+@pytest.mark.parametrize("stop", [2, 7, 9])
+def test_what_a_skipped_fit_was_given_holds_for_the_later_ones(
+    tmp_path: Path, name: str, first: Any, stop: int
+) -> None:
+    def program(folder: str, stop: int | None = None) -> Run:
+        reproducibility.seed_all(0)
+        callbacks = [] if stop is None else [StopsAt(stop)]
+        saving = {"save_folder": tmp_path / folder, "save_interval": "2ba", "run_name": "run", "autoresume": True}
+        run = Run(shuffled(), callbacks=callbacks, journal=Quiet(), schedulers=first, max_duration="4ba", **saving)
+        with nullcontext() if stop is None else pytest.raises(InterruptedError):
+            run.fit(**GIVEN[name](run)).fit(duration="4ba").fit(duration="4ba")
+        run.trainer.close()
+        return run
+
+    whole = program("whole")
+    program("run", stop)
+    for _ in range(2):  # the first relaunch ends the run, the second finds it complete
+        resumed = program("run")
+        deep_compare(whole.state.model.state_dict(), resumed.state.model.state_dict())
+        deep_compare(whole.state.optimizers[0].state_dict(), resumed.state.optimizers[0].state_dict())
+        deep_compare(whole.state.eval_metric_values, resumed.state.eval_metric_values)
+        assert whole.state.precision is resumed.state.precision
+        assert whole.state.eval_metrics.keys() == resumed.state.eval_metrics.keys()
+        for label, metrics in whole.state.eval_metrics.items():
+            for each, metric in metrics.items():
+                assert torch.equal(metric.compute(), resumed.state.eval_metrics[label][each].compute())
 
 
 def test_whoever_runs_the_loop_keeps_the_place_in_the_data(make_trainer: Any, tmp_path: Path) -> None:

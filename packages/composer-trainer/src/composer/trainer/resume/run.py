@@ -4,8 +4,8 @@ The Trainer attaches a `RunProgress` to its state. Every checkpoint then contain
 `resumption`. Loading happens in three steps:
 
 1. `before_load` sets aside what the state must not load yet; `after_load` stores the rest of the entry (`_Loaded`).
-2. `apply` restores schedulers and lets changed arguments win, once the run's schedulers and data are known: after
-   loading if the constructor was given them, otherwise in `fit`.
+2. `apply` restores schedulers, with precedence for changed arguments, once the run's schedulers and data are known:
+   after loading if the constructor was given them, otherwise in `fit`.
 3. `begin_fit` counts the calls of `fit`. A relaunched program repeats the calls of the run that saved, so those that
    had ended are skipped, and the one that was interrupted continues.
 """
@@ -156,16 +156,25 @@ class RunProgress:
         loaded.is_applied = False
         had_schedulers = loaded.arguments.get("schedulers")
         if self.settings.is_complete and (self.settings.given_schedulers or not had_schedulers):
-            self.apply()  # otherwise `fit` may bring schedulers
+            self._apply_arguments()  # otherwise `fit` may bring schedulers
 
     def apply(self) -> None:
-        """Restore schedulers, and let changed arguments win over the checkpoint."""
-        self._arguments["schedulers"] = [*map(_describe, self.settings.given_schedulers)]
+        """Restore schedulers and evaluation metrics; changed arguments take precedence over the checkpoint."""
+        self._apply_arguments()
+        for label, values in self._loaded.progress.pop("computed", {}).items():
+            _restore_computed(self.state.eval_metrics.get(label, {}), values)
+
+    def _apply_arguments(self) -> None:
+        saved, schedulers = self._loaded.arguments, [*map(_describe, self.settings.given_schedulers)]
+        # The call of `fit` that resumes may bring the saved schedulers in place of those of the constructor.
+        are_back = self._arguments["schedulers"] != schedulers == saved.get("schedulers")
+        is_applied = self._loaded.is_applied and not (are_back and self._calls == len(self._loaded.fits))
+        self._arguments["schedulers"] = schedulers
         self._arguments["batch_size"] = getattr(self.state.train_dataloader, "batch_size", None)
-        if self._loaded.is_applied:
+        if is_applied:
             return
-        self._loaded.is_applied, saved = True, self._loaded.arguments
-        if not saved or saved["schedulers"] == self._arguments["schedulers"]:
+        self._loaded.is_applied = True
+        if not saved or saved["schedulers"] == schedulers:
             self._restore_schedulers()
         else:
             now = self.state.timestamp
@@ -274,7 +283,7 @@ class RunProgress:
         return self._calls == 0
 
     def begin_fit(self, reset_time: bool) -> tuple[Timestamp | None, bool]:
-        """Count a call of `fit`; all evaluators are known by now.
+        """Count a call of `fit`.
 
         Args:
             reset_time: Time starts from zero with this call.
@@ -291,8 +300,6 @@ class RunProgress:
             for saver in savers_of(self.state):
                 saver.check_reset(self.state)
         self._calls += 1
-        for label, values in self._loaded.progress.pop("computed", {}).items():
-            _restore_computed(self.state.eval_metrics.get(label, {}), values)
         if number < len(restored):
             self._fits = restored[: number + 1]
             return restored[number], number + 1 < len(restored)
