@@ -14,13 +14,13 @@ from composer.trainer import Trainer
     [
         ("fsdp_config", "parallelism_config={'fsdp': {...}}"),
         ("fsdp_auto_wrap", "{'auto_wrap': ...}"),
-        ("deepspeed_config", "as stage 2 with `{'fsdp': {'reshard_after_forward': False}}`"),
+        ("deepspeed_config", "`{'fsdp': {'reshard_after_forward': False}}` for stage 2"),
         ("load_fsdp_monolith_rank0_only", "a full checkpoint"),
         ("grad_accum", "device_train_microbatch_size"),
         ("grad_clip_norm", "GradientClipping"),
         (
             "validate_every_n_epochs",
-            "`eval_interval='...ep'`, or to evaluate never, as -1 did, `eval_interval=0`.",
+            "Write `eval_interval='...ep'`. Use `eval_interval=0`, formerly -1, to never evaluate.",
         ),
         ("validate_every_n_batches", "eval_interval='...ba'"),
         ("compute_training_metrics", "get_metrics(is_train=True)"),

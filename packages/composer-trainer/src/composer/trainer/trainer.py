@@ -64,6 +64,7 @@ from composer.trainer.options import (
 )
 from composer.trainer.plot import plot
 from composer.trainer.precision import resolve_precision
+from composer.trainer.replaced_names import ARGUMENTS_OF_OTHERS, METHODS_OF_OTHERS, REMOVED_ARGUMENTS
 from composer.trainer.resume.autoresume import choose_checkpoint
 from composer.trainer.resume.loader import LoaderPosition
 from composer.trainer.resume.run import RunProgress
@@ -88,97 +89,6 @@ log = logging.getLogger(__name__)
 
 Loader = Any  # an iterable of batches, a DataSpec, or a dict of its arguments
 
-# Arguments of earlier releases, and what to write instead.
-_REMOVED = {
-    "fsdp_config": "parallelism_config={'fsdp': {...}}",
-    "fsdp_auto_wrap": "parallelism_config={'fsdp': {'auto_wrap': ...}}",
-    "load_fsdp_monolith_rank0_only": "parallelism_config={'fsdp': {...}}`, whose ranks keep only what they need of a "
-    "full checkpoint, and `load_path=...",
-    "deepspeed_config": "parallelism_config={'fsdp': {}}`, which divides parameters, gradients and optimizer states as "
-    "ZeRO stage 3 does, or as stage 2 with `{'fsdp': {'reshard_after_forward': False}}",
-    "grad_accum": "device_train_microbatch_size=...`, the number of samples in each forward pass, not `grad_accum",
-    "grad_clip_norm": "algorithms=[GradientClipping(clipping_type='norm', clipping_threshold=...)]",
-    "validate_every_n_epochs": "eval_interval='...ep'`, or to evaluate never, as -1 did, `eval_interval=0",
-    "validate_every_n_batches": "eval_interval='...ba'`, or to evaluate never, as -1 did, `eval_interval=0",
-    "compute_training_metrics": "get_metrics(is_train=True)` in the model, which returns the metrics to compute, not "
-    "`compute_training_metrics",
-    "log_destinations": "loggers=[...]",
-    "logger_destinations": "loggers=[...]",
-    "load_logger_destination": "load_object_store=...",
-}
-
-
-# Arguments of other trainers.
-_OTHERS = {
-    "accelerator": "device='gpu'",
-    "accumulate_grad_batches": "device_train_microbatch_size=...`, the number of samples in each forward pass, with a "
-    "loader of whole batches, not `accumulate_grad_batches",
-    "args": "max_duration=...`, `device=...` and the other arguments of the `Trainer`, not `args",
-    "batch_size": "train_dataloader=torch.utils.data.DataLoader(dataset, batch_size=...)",
-    "bf16": "precision='amp_bf16'",
-    "check_val_every_n_epoch": "eval_interval='...ep'",
-    "ckpt_path": "load_path=...`, or `autoresume=True",
-    "compute_metrics": "metrics=...",
-    "criterion": "loss=...",
-    "data_collator": "train_dataloader=torch.utils.data.DataLoader(dataset, collate_fn=...)",
-    "datamodule": "train_dataloader=...`, `eval_dataloader=...",
-    "default_root_dir": "save_folder=...",
-    "devices": "device='gpu'`, and start one process for each GPU: `composer -n 8 script.py`, not `devices",
-    "enable_checkpointing": "save_folder=...",
-    "enable_progress_bar": "progress_bar=...",
-    "epochs": "max_duration='...ep'",
-    "eval_dataset": "eval_dataloader=torch.utils.data.DataLoader(dataset, batch_size=...)",
-    "eval_steps": "eval_interval='...ba'",
-    "fast_dev_run": "max_duration='1ba'`, `eval_subset_num_batches=1",
-    "fp16": "precision='amp_fp16'",
-    "gradient_accumulation_steps": "device_train_microbatch_size=...`, the number of samples in each forward pass, "
-    "with a loader of whole batches, not `gradient_accumulation_steps",
-    "gradient_clip_val": "algorithms=[GradientClipping(clipping_type='norm', clipping_threshold=...)]",
-    "gpus": "device='gpu'`, and start one process for each GPU: `composer -n 8 script.py`, not `gpus",
-    "learning_rate": "optimizers=lambda parameters: torch.optim.AdamW(parameters, lr=...)",
-    "limit_train_batches": "train_subset_num_batches=...",
-    "limit_val_batches": "eval_subset_num_batches=...",
-    "logger": "loggers=[...]",
-    "log_every_n_steps": "console_log_interval='...ba'",
-    "loss_fn": "loss=...",
-    "lr": "optimizers=lambda parameters: torch.optim.AdamW(parameters, lr=...)",
-    "lr_scheduler": "schedulers=...",
-    "lr_schedulers": "schedulers=...",
-    "max_epochs": "max_duration='...ep'",
-    "max_grad_norm": "algorithms=[GradientClipping(clipping_type='norm', clipping_threshold=...)]",
-    "max_steps": "max_duration='...ba'",
-    "max_time": "max_duration='...h'",
-    "num_epochs": "max_duration='...ep'",
-    "num_train_epochs": "max_duration='...ep'",
-    "optimizer": "optimizers=...",
-    "output_dir": "save_folder=...",
-    "per_device_train_batch_size": "train_dataloader=torch.utils.data.DataLoader(dataset, batch_size=...)",
-    "report_to": "loggers=[...]",
-    "resume_from_checkpoint": "load_path=...`, or `autoresume=True",
-    "save_steps": "save_interval='...ba'",
-    "scheduler": "schedulers=...",
-    "strategy": "parallelism_config={'fsdp': {...}}`, or nothing for DDP, not `strategy",
-    "torch_compile": "compile_config={}",
-    "train_dataloaders": "train_dataloader=...",
-    "train_dataset": "train_dataloader=torch.utils.data.DataLoader(dataset, batch_size=...)",
-    "train_loader": "train_dataloader=...",
-    "use_cpu": "device='cpu'",
-    "val_check_interval": "eval_interval='...ba'",
-    "val_dataloader": "eval_dataloader=...",
-    "val_dataloaders": "eval_dataloader=...",
-    "val_loader": "eval_dataloader=...",
-    "warmup_steps": "schedulers=...`, such as `LinearWithWarmupScheduler(t_warmup='...ba')`, not `warmup_steps",
-    "weight_decay": "optimizers=lambda parameters: torch.optim.AdamW(parameters, weight_decay=...)",
-}
-
-
-_METHODS = {
-    "evaluate": "eval()",
-    "test": "eval(eval_dataloader=...)",
-    "train": "fit()",
-    "validate": "eval()",
-}
-
 
 class _RejectsRemovedArguments:
     """Rejects arguments of earlier releases and of other trainers, with the argument to write instead.
@@ -196,10 +106,11 @@ class _RejectsRemovedArguments:
                     write instead.
             """
             for name in arguments:
-                if name in _REMOVED:
-                    raise TypeError(f"`{name}` is not an argument of the `Trainer` any more. Write `{_REMOVED[name]}`.")
-                if name in _OTHERS:
-                    raise TypeError(f"`{name}` is not an argument of the `Trainer`. Write `{_OTHERS[name]}`.")
+                if name in REMOVED_ARGUMENTS:
+                    instead = REMOVED_ARGUMENTS[name]
+                    raise TypeError(f"`{name}` is not an argument of the `Trainer` any more. {instead}")
+                if name in ARGUMENTS_OF_OTHERS:
+                    raise TypeError(f"`{name}` is not an argument of the `Trainer`. {ARGUMENTS_OF_OTHERS[name]}")
                 known = {"model", *Trainer.__init__.__kwdefaults__}
                 if name not in known and cls.__init__ is Trainer.__init__:
                     near = difflib.get_close_matches(name, known, 1)
@@ -211,7 +122,7 @@ class _RejectsRemovedArguments:
             """Raise AttributeError; for a method of another trainer, name the one to call instead."""
             if hasattr(type(self), name):  # a property has failed: it does so again, with its own message
                 return object.__getattribute__(self, name)
-            hint = f" Call `{_METHODS[name]}`." if name in _METHODS else ""
+            hint = f" {METHODS_OF_OTHERS[name]}" if name in METHODS_OF_OTHERS else ""
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}.{hint}")
 
 
@@ -425,7 +336,7 @@ class Trainer(_RejectsRemovedArguments):
         autoresume: bool = False,
         spin_dataloaders: bool = True,
     ) -> None:
-        surroundings = ModelOptions(loss=loss, metrics=metrics, input_key=input_key, target_key=target_key)
+        model_options = ModelOptions(loss=loss, metrics=metrics, input_key=input_key, target_key=target_key)
         run = RunOptions(
             run_name=run_name,
             seed=seed,
@@ -490,7 +401,7 @@ class Trainer(_RejectsRemovedArguments):
         )
         arguments = {
             "model": model,
-            **vars(surroundings),
+            **vars(model_options),
             **vars(run),
             **vars(data),
             "accumulate_train_batch_on_tokens": accumulate_train_batch_on_tokens,
@@ -524,7 +435,7 @@ class Trainer(_RejectsRemovedArguments):
         self.auto_log_hparams, self.python_log_level = auto_log_hparams, python_log_level
         self.accumulate_train_batch_on_tokens = accumulate_train_batch_on_tokens
         self.local_hparams: dict[str, Any] = {}
-        self._model, compiled = construction.build_model(model, surroundings)
+        self._model, compiled = construction.build_model(model, model_options)
         run_device = get_device(device)
         run_precision = resolve_precision(precision, run_device)
         if (compiled or compile_step) and compile_config is None:
