@@ -305,6 +305,23 @@ def test_a_stack_is_tried_with_the_learning_rates_of_its_members(
     assert stack.settings["lr"] == 0.03
 
 
+def test_a_stack_has_the_arguments_that_this_study_found_for_its_members(
+    measured: tuple[Study, list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study, _ = measured
+    plain = study.plain()
+    muon, ema = study._candidates(["Muon", "EMA"], plain)[0]
+    ((_, arguments),) = ema.stack
+    (stack, *_) = study._stacked([muon, ema], plain)
+    assert dict(stack.stack)["EMA"] == arguments
+
+    # Another plan has searched since, and its entry is the last one.
+    other = {"method": "EMA", "fraction": 1.0, "best": {f"EMA.{name}": "other" for name in arguments}}
+    monkeypatch.setattr(study, "_own_entries", lambda about: [other])
+    (stack, *_) = study._stacked([muon, ema], plain)
+    assert dict(stack.stack)["EMA"] == arguments
+
+
 def test_nothing_is_stacked_where_nothing_improves(
     measured: tuple[Study, list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,6 +26,7 @@ from sharded_runs import (
     trained,
     weights,
 )
+from torch.distributed.tensor import DTensor
 
 from composer.distributed._units import plan_units
 from composer.testing import RandomClassificationDataset, SimpleModel, run_on_ranks
@@ -104,6 +105,27 @@ def _without_buffers(model: Regression) -> Regression:
     del model.shift
     model.shift = 0.0
     return model
+
+
+class Trained(Regression):
+    """Returns the parameters that are trained, and has others."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        rank = float(dist.get_global_rank())
+        self.frozen = torch.nn.Parameter(torch.full((4,), rank, dtype=torch.float64), requires_grad=False)
+
+    def parameters(self, recurse: bool = True) -> Any:
+        return (parameter for parameter in super().parameters(recurse) if parameter.requires_grad)
+
+
+def hidden() -> torch.Tensor:
+    trainer = make(FSDP, model=Trained(Net))
+    weight = dict(trainer.state.model.named_parameters())["frozen"]
+    assert isinstance(weight, DTensor)
+    whole = weight.full_tensor()
+    trainer.close()
+    return whole
 
 
 def meta_errors() -> list[str]:
@@ -256,6 +278,7 @@ TWO: Scenarios = {
     f.__name__: f
     for f in (
         meta,
+        hidden,
         meta_errors,
         recomputed,
         nothing_to_recompute,
@@ -291,6 +314,11 @@ def test_the_meta_device_is_initialised_alike_on_all_ranks(two: Any) -> None:
     assert torch.equal(torch.ones(2, dtype=torch.float64), first["model"]["shift"])
     assert torch.equal(torch.zeros(2, dtype=torch.float64), first["rank 0 has it"]["net.own"])
     assert not torch.equal(first["reset"]["net.one.weight"], first["reset trained"]["net.one.weight"])
+
+
+def test_parameters_that_a_model_does_not_return_are_those_of_rank_0(two: Any) -> None:
+    for frozen in two("hidden"):
+        assert torch.equal(torch.zeros(4, dtype=torch.float64), frozen)
 
 
 def test_a_model_that_cannot_be_initialised_is_refused(two: Any) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from shared_runs import TwoPass
 
-from composer.core import Algorithm, Callback, Event, State
+from composer.core import Algorithm, Callback, DataSpec, Event, State
 from composer.loggers import Logger
 from composer.testing import SimpleModel, deep_compare
 from composer.trainer import microbatch
@@ -229,3 +229,47 @@ def test_a_batch_is_split_only_on_request(make_trainer: MakeTrainer) -> None:
     assert [4, 8, 8] == trained()
     assert [4, 4, 4, 4, 4] == trained(device_train_microbatch_size=4)
     assert [4, *[2] * 8] == trained(callbacks=Halving())
+
+
+def test_a_counter_of_tokens_gets_the_batches_of_the_loader_alone(make_trainer: MakeTrainer) -> None:
+    counted: list[int] = []
+
+    class Tokens(SimpleModel):
+        def forward(self, batch: Any) -> Any:
+            return super().forward((batch["x"], batch["y"]))
+
+        def loss(self, outputs: Any, batch: Any) -> Any:
+            return super().loss(outputs, (batch["x"], batch["y"]))
+
+    def count_tokens(batch: Any) -> int:
+        counted.append(len(batch["mask"]))
+        return 6 * len(batch["mask"])
+
+    def split(batch: Any, size: int) -> list[Any]:
+        return [{name: batch[name][i : i + size] for name in ("x", "y")} for i in range(0, len(batch["x"]), size)]
+
+    class Drops(Algorithm):
+        def match(self, event: Event, state: State) -> bool:
+            return event is Event.AFTER_DATALOADER
+
+        def apply(self, event: Event, state: State, logger: Logger) -> None:
+            state.batch = {**state.batch, "x": state.batch["x"][:3], "y": state.batch["y"][:3]}
+
+    batches = [{"x": x, "y": y, "mask": torch.ones(len(y))} for x, y in make_trainer.loader(8, batch_size=4)]
+    spec = DataSpec(
+        batches,
+        split_batch=split,
+        get_num_samples_in_batch=lambda batch: len(batch["y"]),
+        get_num_tokens_in_batch=count_tokens,
+    )
+    trainer = make_trainer(
+        model=Tokens(),
+        train_dataloader=spec,
+        algorithms=Drops(),
+        device_train_microbatch_size=2,
+        max_duration="1ep",
+    )
+    trainer.fit()
+
+    assert [4, 4] == counted
+    assert trainer.state.timestamp.token == 48

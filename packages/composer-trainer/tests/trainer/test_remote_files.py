@@ -8,13 +8,13 @@ from typing import Any
 
 import fsspec
 import pytest
-import torch
 from shared_runs import Profiler, make_profiled
 
 from composer.core import Callback, State
 from composer.loggers import Logger
 from composer.testing import run_on_ranks
-from composer.trainer.remote_files import RemoteFiles
+from composer.trainer.remote_files import RemoteFiles, check_uris
+from composer.utils import dist
 
 
 @pytest.fixture
@@ -76,17 +76,23 @@ def test_an_upload_that_fails_is_warned_of_and_training_goes_on(tmp_path: Path, 
     assert memory.cat("/bucket/run/file.txt") == b"epoch 1"
 
 
-def _init_without_folder(_: str) -> str:
-    state = State(model=torch.nn.Linear(1, 1), max_duration="1ep", run_name="run", dataloader=[], device="cpu")
+def _check(uris: dict[int, list[str]]) -> str:
     try:
-        RemoteFiles(["file:///dev/null/folder/file.txt"]).init(state, Logger(state, []))
+        check_uris(uris.get(dist.get_global_rank(), []), "run")
+        return f"in step: {dist.all_gather_object(dist.get_global_rank())}"
     except Exception as error:  # noqa: BLE001 - the test compares it
         return f"{type(error).__name__}: {error}"
-    return "went on"
 
 
 def test_all_ranks_learn_that_the_first_one_cannot_upload() -> None:
-    first, second = run_on_ranks(_init_without_folder, 2, "")
+    first, second = run_on_ranks(_check, 2, {0: ["file:///dev/null/folder/file.txt"]})
 
     assert "/dev/null/folder" in first
     assert second == f"RuntimeError: Files cannot be uploaded: rank 0: {first}"
+
+
+@pytest.mark.parametrize("names", [{0: ["{run_name}/a"]}, {1: ["a"]}, {rank: ["{rank}/a", "1/b"] for rank in (0, 1)}])
+def test_ranks_may_name_different_files(tmp_path: Path, names: dict[int, list[str]]) -> None:
+    uris = {rank: [f"file://{tmp_path}/{name}/f" for name in each] for rank, each in names.items()}
+
+    assert ["in step: [0, 1]"] * 2 == run_on_ranks(_check, 2, uris)

@@ -167,19 +167,32 @@ class DataSpec:
         Args:
             batch: A batch of this dataloader.
         """
-        count_samples_, count_tokens = self.get_num_samples_in_batch, self.get_num_tokens_in_batch
+        count_tokens = self.get_num_tokens_in_batch
         if (
             (type(batch) is tuple or type(batch) is list)
             and self._max_seq_len is None
-            and self._count_samples is count_samples
             and getattr(self._count_tokens, "__func__", None) is _COUNT_TOKENS
-            and getattr(count_samples_, "__func__", None) is _GET_NUM_SAMPLES
             and getattr(count_tokens, "__func__", None) is _GET_NUM_TOKENS
+        ):
+            return self.count_samples_in(batch), 0
+        return self.count_samples_in(batch), count_tokens(batch)
+
+    def count_samples_in(self, batch: Batch) -> int | float:
+        """Return the number of samples in a batch or microbatch, without its tokens; otherwise like `count_batch`.
+
+        Args:
+            batch: A batch of this dataloader, or what algorithms or `split_batch` made of it.
+        """
+        count = self.get_num_samples_in_batch
+        if (
+            (type(batch) is tuple or type(batch) is list)
+            and self._count_samples is count_samples
+            and getattr(count, "__func__", None) is _GET_NUM_SAMPLES
         ):
             samples = _common_length(batch)
             if samples is not None:
-                return samples, 0
-        return count_samples_(batch), count_tokens(batch)
+                return samples
+        return count(batch)
 
     def _transform_first(self, batch: Batch) -> Batch:
         """Convert the NumPy arrays of this and all further batches, if the first batch has some."""

@@ -121,6 +121,7 @@ class Study:
         self.runner, self.plan, self.command = runner, plan or Plan(), command
         self.task, self.ledger = runner.task, runner.ledger
         self._higher = self.task.metric.higher_is_better
+        self._alone: dict[str, _Candidate] = {}  # the methods that this study has tuned
 
     # Plain training
 
@@ -373,7 +374,10 @@ class Study:
         title = f"{self.task.name}: tune {name}"
         about = {"method": name, "variant": variant, "steps": base.steps, "fraction": 1.0}
         entry, found = self._search(title, grid, start, runs, about, base.num_trials)
-        return replace(self._candidate(name, variant, base, found.best.point, entry), averages=averages)
+        tuned = replace(self._candidate(name, variant, base, found.best.point, entry), averages=averages)
+        if len(members) == 1:
+            self._alone[name] = tuned
+        return tuned
 
     def _candidate(self, name: str, variant: str, base: Plain, point: Mapping[str, Any], entry: str) -> _Candidate:
         members = name.split("+")
@@ -389,7 +393,9 @@ class Study:
         return _Candidate(name, variant, settings, tuple(stack), entry)
 
     def _tuned_arguments(self, member: str) -> dict[str, Any]:
-        """Return the arguments that an earlier search found for a method alone."""
+        """Return the arguments that a search found for a method alone: that of this study, else the last one."""
+        if member in self._alone:
+            return dict(self._alone[member].stack[0][1])
         entries = [e for e in self._own_entries("tuning") if e["method"] == member and e["fraction"] == 1.0]
         best: dict[str, Any] = entries[-1]["best"] if entries else {}
         prefix = f"{member}."

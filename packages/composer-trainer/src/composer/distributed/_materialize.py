@@ -94,11 +94,14 @@ def own_modules(module: torch.nn.Module) -> list[torch.nn.Module]:
 
 
 def _tensors(module: torch.nn.Module) -> list[torch.Tensor]:
-    return [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+    # Models override `parameters()`, for example to return only those that are trained.
+    return [tensor for tensor in (*module._parameters.values(), *module._buffers.values()) if tensor is not None]
 
 
 def _to(module: torch.nn.Module, device: torch.device) -> None:
-    for parameter in module.parameters(recurse=False):
+    for parameter in module._parameters.values():
+        if parameter is None:
+            continue
         if parameter.is_meta:
             # Keep the object, so that tied weights and other references stay valid.
             real = torch.nn.Parameter(torch.empty_like(parameter, device=device), parameter.requires_grad)

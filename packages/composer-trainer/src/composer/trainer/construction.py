@@ -35,7 +35,7 @@ from composer.trainer.microbatch import check_not_profiled
 from composer.trainer.optimizers import build_optimizers, is_function
 from composer.trainer.options import LogOptions, ModelOptions, RunOptions, SaveOptions, check_distinct, described
 from composer.trainer.ranks import DataParallel, SingleProcess
-from composer.trainer.remote_files import RemoteFiles
+from composer.trainer.remote_files import RemoteFiles, check_uris
 from composer.utils import dist, ensure_tuple, is_uri, parse_uri, reproducibility
 from composer.utils.parallelism import ParallelismConfig
 from composer.utils.terminal import open_stream
@@ -365,22 +365,26 @@ def _acts_as_logger(item: Any) -> bool:
 
 
 def build_uploaders(
-    profiler: Any, callbacks: Sequence[Callback], destinations: Sequence[LoggerDestination]
+    state: State, callbacks: Sequence[Callback], destinations: Sequence[LoggerDestination]
 ) -> list[LoggerDestination]:
-    """Return a logger that uploads the files that a profiler and callbacks name by URIs; an empty list if none do.
+    """Return a logger that uploads the files that profiler and callbacks name by URIs; an empty list if none do.
 
     Args:
-        profiler: The profiler, or None.
+        state: The run, which may have a profiler.
         callbacks: The user's callbacks.
         destinations: The loggers; those that upload serve URIs in their buckets.
+
+    Raises:
+        RuntimeError: Rank 0 cannot upload; there, its own error is raised.
     """
     uploaders = [each for each in destinations if isinstance(each, RemoteUploaderDownloader)]
-    names = [] if profiler is None else list(profiler.remote_filenames)
+    names = [] if state.profiler is None else list(state.profiler.remote_filenames)
     # A logger learns its file name when the run begins.
     watchers = [callback for callback in callbacks if not isinstance(callback, LoggerDestination)]
     names += [getattr(watcher, "remote_file_name", None) for watcher in watchers]
     uris = [name for name in names if isinstance(name, str) and is_uri(name)]
     uris = [uri for uri in uris if not any(uploader.serves(uri) for uploader in uploaders)]
+    check_uris(uris, state.run_name)
     return [RemoteFiles(uris)] if uris else []
 
 

@@ -150,7 +150,9 @@ class ClosureGradScaler(torch.amp.GradScaler):
         """Return True if a gradient of any rank overflowed; `update` then reduces the scale on all ranks."""
         # A pass without gradient synchronization may overflow on some ranks only, and all must take the same branch.
         device = torch.device("cpu") if self._scale is None else self._scale.device
-        worst = torch.stack([torch.zeros((), device=device), *(found.to(device) for found in found_inf)]).max()
+        worst = torch.stack(
+            [torch.zeros((), device=device), *(found.to(device).reshape(()) for found in found_inf)]
+        ).max()
         dist.all_reduce(worst, "MAX")
         for found in found_inf:
             found.fill_(worst)

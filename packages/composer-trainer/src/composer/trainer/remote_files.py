@@ -14,7 +14,7 @@ from composer.loggers import Logger, LoggerDestination
 from composer.utils import format_name_with_dist, is_uri, parse_uri
 from composer.utils.retrying import DeliveryDeadline
 
-__all__ = ["RemoteFiles"]
+__all__ = ["RemoteFiles", "check_uris"]
 
 
 class RemoteFiles(LoggerDestination):
@@ -27,17 +27,12 @@ class RemoteFiles(LoggerDestination):
     """
 
     def __init__(self, uris: Sequence[str]) -> None:
-        self._uris = tuple(uris)
         self._uploaders: dict[str, Uploader] = {}
         self._deadline = DeliveryDeadline(60.0)  # replaced by that of the run in `init`
         self._roots = {_split(uri)[0] for uri in uris}
 
     def init(self, state: State, logger: Logger) -> None:
         self._deadline = logger.delivery_deadline
-        folders = [format_name_with_dist(uri.rpartition("/")[0], state.run_name) for uri in self._uris]
-        for folder in dict.fromkeys(folder.partition("{")[0] for folder in folders):
-            # Find rejected credentials now, not after hours of training.
-            on_first_rank(storage_of(folder).check_writable, problem="Files cannot be uploaded")
 
     def can_upload_files(self) -> bool:
         return True
@@ -66,6 +61,27 @@ class RemoteFiles(LoggerDestination):
                 uploader.close()
             except Exception as error:  # noqa: BLE001 - a warning is enough: the run does not depend on it
                 warnings.warn(f"Not everything was uploaded: {error}", RuntimeWarning, stacklevel=2)
+
+
+def check_uris(uris: Sequence[str], run_name: str) -> None:
+    """Check that the files of rank 0 can be uploaded, to find rejected credentials now and not after hours of training.
+
+    A collective: every rank calls it, also one that has no such files.
+
+    Args:
+        uris: The names of this rank's files, format strings.
+        run_name: The name of the run.
+
+    Raises:
+        RuntimeError: Rank 0 cannot upload; there, its own error is raised.
+    """
+    folders = [format_name_with_dist(uri.rpartition("/")[0], run_name).partition("{")[0] for uri in uris]
+
+    def check() -> None:
+        for folder in dict.fromkeys(folders):
+            storage_of(folder).check_writable()
+
+    on_first_rank(check, problem="Files cannot be uploaded")
 
 
 def _split(uri: str) -> tuple[str, str]:

@@ -114,7 +114,7 @@ class BatchTrainer:
         state = self.state
         batch = self._batch = state.batch
         if self._dispatch.after_dataloader or self._dispatch.batch_start:  # rows may have been dropped or added
-            num_samples, _ = self._spec.count_batch(batch)
+            num_samples = self._spec.count_samples_in(batch)
         self._num_samples, self._mean_count = num_samples, None
         self.losses = {}
         scaler = state.scaler if self._scaling else None
@@ -336,7 +336,7 @@ class BatchTrainer:
     def _count(self, microbatch: Any) -> float:
         if self.count_tokens:
             return self._spec.get_num_tokens_in_batch(microbatch, token_type="loss_generating")
-        return self._spec.count_batch(microbatch)[0]
+        return self._spec.count_samples_in(microbatch)
 
 
 def _forward_and_loss(wrapped: torch.nn.Module, model: ComposerModel, batch: Any) -> tuple[Any, Any]:

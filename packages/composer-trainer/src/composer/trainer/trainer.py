@@ -500,7 +500,7 @@ class Trainer(_RejectsRemovedArguments):
     ) -> None:
         """Create logger and engine, and run INIT, where algorithms change the model and `maker` makes optimizers."""
         state = self.state
-        destinations = [*destinations, *construction.build_uploaders(state.profiler, callbacks, destinations)]
+        destinations = [*destinations, *construction.build_uploaders(state, callbacks, destinations)]
         self.logger = Logger(state, destinations, delivery_timeout=delivery_timeout)
         state.callbacks = [*destinations, *callbacks, *state.callbacks]  # the profiler has added some
         self.engine = Engine(state, self.logger, passes)
