@@ -224,7 +224,7 @@ def test_what_cannot_be_prepared_is_answered(two: Any) -> None:
         assert "`optimizers` must have parameters of `model`" in found["foreign"]
         assert "`cpu_offload` must be False on the CPU" in found["offload"]
         assert "TypeError: `composer_model` must be a `ComposerModel`, got Linear" in found["no model"]
-        assert "`layer_plan` names 'no', which is not a module" in found["plan"]
+        assert "`layer_plan` must name modules of the model, got 'no'" in found["plan"]
         assert "TypeError: `tp_config` must be a `TPConfig`" in found["type"]
 
 

@@ -215,10 +215,7 @@ def test_meshes_may_be_given(four: Any) -> None:
 
 def test_what_cannot_be_divided_is_answered(four: Any) -> None:
     for rank, found in enumerate(four("errors")):
-        assert (
-            "`layer_plan` names 'net.sideways', which is not a module of the model. Its modules are net"
-            in found["plan"]
-        )
+        assert "`layer_plan` must name modules of the model, got 'net.sideways'. They are net" in found["plan"]
         assert f"`num_replicas=2` and, on rank {rank}, `rank={rank // 2}`, got 4 and {rank}" in found["train sampler"]
         assert "The sampler of `eval_dataloader` must have `num_replicas=2`" in found["eval sampler"]
         assert "The sampler of `dataloader` must have `num_replicas=2`" in found["predict sampler"]

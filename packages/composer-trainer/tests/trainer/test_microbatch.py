@@ -41,7 +41,7 @@ def test_cudnn_without_workspace_counts_as_out_of_memory() -> None:
 def test_the_microbatch_size_is_halved_down_to_one() -> None:
     state = State(model=torch.nn.Linear(1, 1), device_train_microbatch_size=5)
     for expected in (2, 1):
-        with pytest.warns(RuntimeWarning, match=rf"goes from .* to {expected}"):
+        with pytest.warns(RuntimeWarning, match=rf"is reduced from .* to {expected}"):
             _adjust_device_train_microbatch_size(state)
         assert expected == state.device_train_microbatch_size
     with pytest.raises(RuntimeError, match=r"does not fit even with `device_train_microbatch_size=1`"):
@@ -64,7 +64,7 @@ def test_a_batch_that_does_not_fit_is_trained_in_smaller_parts(make_trainer: Mak
     expected.fit()
     trainer = make_trainer(model=Hungry(), device_train_microbatch_size=4)
     trainer.state.auto_microbatching = True
-    with pytest.warns(RuntimeWarning, match=r"`device_train_microbatch_size` goes from 4 to 2"):
+    with pytest.warns(RuntimeWarning, match=r"`device_train_microbatch_size` is reduced from 4 to 2"):
         trainer.fit()
 
     assert 2 == trainer.state.device_train_microbatch_size
@@ -85,7 +85,7 @@ def test_a_search_leaves_no_trace_in_statistics_and_random_numbers(make_trainer:
     expected.fit()
     trainer = make_trainer(model=Noisy(), device_train_microbatch_size=4)
     trainer.state.auto_microbatching = True
-    with pytest.warns(RuntimeWarning, match=r"goes from 4 to 2"):
+    with pytest.warns(RuntimeWarning, match=r"is reduced from 4 to 2"):
         trainer.fit()
 
     deep_compare(expected.state.model.state_dict(), trainer.state.model.state_dict())
@@ -116,7 +116,7 @@ def test_a_search_within_a_closure_that_is_scaled_goes_on(make_trainer: MakeTrai
             if state.device_train_microbatch_size == 4:
                 raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
-    with pytest.warns(RuntimeWarning, match=r"goes from 4 to 2"):
+    with pytest.warns(RuntimeWarning, match=r"is reduced from 4 to 2"):
         found = train(4, 4)
     deep_compare(train(4, 2), found)
 
@@ -143,7 +143,7 @@ def test_evaluation_splits_what_does_not_fit_and_counts_every_sample_once(make_t
         label="eval", dataloader=make_trainer.loader(14, batch_size=7), device_eval_microbatch_size="auto"
     )
     trainer = make_trainer(model=Hungry(eval_metrics=metrics), eval_dataloader=evaluator)
-    with pytest.warns(RuntimeWarning, match=r"`device_eval_microbatch_size` goes from"):
+    with pytest.warns(RuntimeWarning, match=r"`device_eval_microbatch_size` is reduced from"):
         trainer.eval()
 
     assert 1 == evaluator.device_eval_microbatch_size
@@ -168,7 +168,7 @@ def test_the_search_finds_a_size_that_fits_the_gpu(make_trainer: MakeTrainer) ->
         train_dataloader=make_trainer.loader(64, batch_size=32),
         device_train_microbatch_size="auto",
     )
-    with pytest.warns(RuntimeWarning, match=r"goes from"):
+    with pytest.warns(RuntimeWarning, match=r"is reduced from"):
         trainer.fit()
 
     assert trainer.state.device_train_microbatch_size in (2, 4)

@@ -18,7 +18,7 @@ from composer.core import Algorithm, Callback, Evaluator, Event, State
 from composer.models import ComposerModel
 from composer.testing import deep_compare, run_on_ranks
 from composer.trainer import Trainer, construction
-from composer.trainer.microbatch import LockStepSearch
+from composer.trainer.microbatch import DistributedMicrobatchSearch
 from composer.trainer.options import DataOptions
 from composer.trainer.ranks import DataParallel
 from composer.trainer.settings import RunSettings
@@ -268,7 +268,7 @@ def test_ranks_that_search_train_like_ranks_that_knew_the_size(case: str, ranks:
     assert first["told"] == second["told"]
     rank = "ranks 0, 1" if model.get("hungry") == (0, 1) else f"rank {model.get('hungry', (1,))[0]}"
     start = kwargs.get("size", 4)
-    expected = f"CUDA out of memory in training on {rank}. `device_train_microbatch_size` goes from {start} to "
+    expected = f"CUDA out of memory in training on {rank}. `device_train_microbatch_size` is reduced from {start} to "
     assert first["told"][0].startswith(expected)
     assert first["told"][-1].endswith(f"to {model.get('limit', 2)} on all ranks.")
 
@@ -279,7 +279,7 @@ def failures() -> dict[str, str]:
 
     def synchronised() -> None:
         model = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.SyncBatchNorm(1))
-        LockStepSearch(State(model=model), DataParallel(None, TIMEOUT)).check()
+        DistributedMicrobatchSearch(State(model=model), DataParallel(None, TIMEOUT)).check()
 
     def sharded() -> None:
         state = State(model=(model := Hungry()))
@@ -348,7 +348,7 @@ def thrashing() -> list[tuple[float | None, list[str]]]:
     results = []
     for samples in (4, 1):
         state = State(model=torch.nn.Linear(1, 1), device_train_microbatch_size=4)
-        search = LockStepSearch(state, DataParallel(None, TIMEOUT))
+        search = DistributedMicrobatchSearch(state, DataParallel(None, TIMEOUT))
         search._thrashing = Tight(dist.get_global_rank() == 1)  # type: ignore[assignment]
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
@@ -359,7 +359,7 @@ def thrashing() -> list[tuple[float | None, list[str]]]:
 
 def test_all_ranks_go_on_with_less_if_the_allocator_of_one_is_pressed(ranks: Ranks) -> None:
     for halved, least in ranks("thrashing"):
-        text = "CUDA nearly out of memory in training on rank 1. `device_train_microbatch_size` goes from 4 to 2"
+        text = "CUDA nearly out of memory in training on rank 1. `device_train_microbatch_size` is reduced from 4 to 2"
         assert (2, [f"{text} on all ranks."]) == halved
         assert (4, []) == least  # a single sample cannot be split
 
@@ -402,7 +402,7 @@ def test_ranks_evaluate_on_their_own_and_keep_the_smallest_size(ranks: Ranks) ->
         assert [4, 1] == result["sizes"]
         deep_compare(result["values"]["plain"], result["values"]["auto"], atol=1e-10)
     assert [] == first["told"]
-    text = "CUDA out of memory in the evaluator 'auto' on rank 1. `device_eval_microbatch_size` goes from"
+    text = "CUDA out of memory in the evaluator 'auto' on rank 1. `device_eval_microbatch_size` is reduced from"
     assert [f"{text} 4 to 2.", f"{text} 2 to 1."] == second["told"]
 
 

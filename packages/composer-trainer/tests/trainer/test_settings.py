@@ -138,17 +138,25 @@ def cosine(steps: int) -> Callable[[torch.optim.Optimizer], torch.optim.lr_sched
         (
             one_cycle(8),
             None,
-            r"`OneCycleLR` has total_steps=8, one step per batch .* 2 in all. Pass `step_sched.*=True`",
+            r"`OneCycleLR` has total_steps=8, the number of batches .* 2 times. Pass `step_sched.*=True`",
         ),
-        (cosine(8), None, "`CosineAnnealingLR` has T_max=8, one step per batch of the run, but takes one per epoch, 2"),
-        (one_cycle(2), True, "total_steps=2, one step per epoch .* takes one per batch, 8 in all. Leave out `step"),
-        (cosine(2), True, "T_max=2, one step per epoch of the run, but takes one per batch, 8 in all"),
+        (
+            cosine(8),
+            None,
+            "`CosineAnnealingLR` has T_max=8, the number of batches of the run, but it is stepped once per epoch, 2",
+        ),
+        (one_cycle(2), True, "total_steps=2, the number of epochs .* stepped once per batch, 8 times. Leave out `step"),
+        (cosine(2), True, "T_max=2, the number of epochs of the run, but it is stepped once per batch, 8 times"),
         (
             one_cycle(5),
             True,
-            "total_steps=5 and fails after these, but takes one step per batch, 8 in all. Give it",
+            "total_steps=5 and raises an error after that many steps, but it is stepped once per batch, 8 times. Pass",
         ),
-        (one_cycle(1), None, "total_steps=1 and fails after these, but takes one step per epoch, 2 in all"),
+        (
+            one_cycle(1),
+            None,
+            "total_steps=1 and raises an error after that many steps, but it is stepped once per epoch, 2 times",
+        ),
     ],
 )
 def test_a_torch_schedule_of_the_length_of_other_steps_warns(

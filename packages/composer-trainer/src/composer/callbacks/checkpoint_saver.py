@@ -69,7 +69,7 @@ __all__ = ["CheckpointSaver"]
 
 log = logging.getLogger(__name__)
 
-NO_RUN = "is not a checkpoint that a run can resume from: it holds only weights, or another program's data"
+NOT_RESUMABLE = "is not a checkpoint that a run can resume from: it holds only weights, or another program's data"
 
 _NOTICE_SECONDS = 5.0  # until a wait for a store is logged
 
@@ -107,8 +107,9 @@ class CheckpointSaver(Callback):
     Args:
         folder: The folder to save to, or a URI such as `s3://bucket/folder`, whose checkpoints are written to a
             temporary folder and uploaded from there in the background.
-        filename: The name of a checkpoint. Its extension is the format: `.pt`, `.pt.gz` and the like, `.tar`, ....
-            A run that saves in shards (see `FSDP2Config`) creates a folder instead, named `sharded_ckpt_prefix_dir`.
+        filename: The name of a checkpoint. Its extension selects the format: `.pt`, compressed as in `.pt.gz`, or an
+            archive such as `.tar`. A run that saves in shards (see `FSDP2Config`) creates a folder instead, named
+            `sharded_ckpt_prefix_dir`.
         remote_file_name: The name of a checkpoint in the remote folder, or for loggers that store files.
         latest_filename: The name of a symbolic link to the latest checkpoint; None creates none.
         latest_remote_file_name: The name of a text file with the name of the latest checkpoint, for remote stores,
@@ -121,13 +122,12 @@ class CheckpointSaver(Callback):
         num_concurrent_uploads: The number of simultaneous uploads.
         upload_timeout_in_seconds: The limit for waiting at the end of training for uploads that make progress; None: no
             limit.
-        delivery_timeout: The total number of seconds that the end of the run waits for pending uploads once the store
-            fails or hangs. It fails from the first upload that fails then, after three attempts, until another one
-            succeeds; it hangs when nothing was sent since the end of the run or the last progress. Clients send blocks
-            of 8 MiB (S3 files below 16 MiB in one block), and each block that arrives is progress. Files that were not
-            uploaded are kept in the local folder that the last line of the log names. At the start of the run, it also
-            limits the wait for the first answer of the store. None: the Trainer's, which its services share; 60 without
-            one.
+        delivery_timeout: The total number of seconds that the end of the run waits for pending uploads to a store that
+            fails or hangs. A store fails from the first failed upload, after three attempts, until the next success. It
+            hangs while nothing is sent: clients send blocks of 8 MiB (S3 files below 16 MiB in one block), and each
+            block that arrives is progress. Files that were not uploaded are kept in the local folder that the last line
+            of the log names. At the start of the run, it also limits the wait for the first answer of the store. None:
+            the Trainer's, which its services share; 60 without one.
         num_best_checkpoints_to_keep: Best checkpoints by `monitor` to keep in addition to the newest. A link `best-...`
             to the best one is created next to the link to the latest. With `num_checkpoints_to_keep=-1` all are kept.
         monitor: The metric to keep the best by: `"eval/MulticlassAccuracy"` is that metric of the evaluator `eval`,
@@ -141,9 +141,9 @@ class CheckpointSaver(Callback):
             those listed in the checkpoint it was resumed from.
 
     Raises:
-        ValueError: An argument cannot work.
+        ValueError: An argument is invalid.
 
-    Differs: the established class has neither `num_best_checkpoints_to_keep`, `monitor`, `monitor_mode` nor
+    Differs: MosaicML's class has neither `num_best_checkpoints_to_keep`, `monitor`, `monitor_mode` nor
         `asynchronous`. There, a killed save can leave a partial file.
     """
 
@@ -185,7 +185,7 @@ class CheckpointSaver(Callback):
         self._uri = folder if is_uri(folder) else None
         self._staging: str | None = None
         self._cleanup: Any = None
-        self._kept = False  # whether the folder for uploads remains if the process is killed
+        self._marked_undelivered = False  # the folder for uploads remains if the process is killed
         self.folder = folder if self._uri is None else os.path.join(self._scratch_folder(), parse_uri(folder)[2])
         self.filename = PartialFilePath(os.fspath(filename), self.folder)
         self.latest_filename = _path(latest_filename, self.folder)
@@ -204,7 +204,7 @@ class CheckpointSaver(Callback):
         self.continues = False  # with `autoresume`: existing files under its names are this run's own
         self.resumed_at: Time[int] | None = None  # the batch of the checkpoint that it resumed from
         self._written: set[str] = set()  # the paths that this object saved, not those of existing files
-        self._last_names: dict[str, str] = {}  # of the last checkpoint; see `_names`
+        self._last_names: dict[str, str] = {}  # of the last checkpoint; see `_format_names`
         self._last_fingerprint: tuple[Any, ...] = ()
         self._evaluated = False  # since the last checkpoint
         self._writer = CheckpointWriter(asynchronous)
@@ -231,7 +231,7 @@ class CheckpointSaver(Callback):
     def _check_places(self, state: State) -> None:
         """Check, on rank 0, the folder and the names of files and links, which depend on the name of the run."""
         check_run_name(state.run_name)
-        files = pattern_of_run(state, self.filename)
+        files = checkpoint_pattern(state, self.filename)
         if state.fsdp_sharded_state_dict_enabled:
             check_pattern("sharded_ckpt_prefix_dir", files.filename)
             check_relative("sharded_ckpt_prefix_dir", files.filename)
@@ -304,10 +304,8 @@ class CheckpointSaver(Callback):
         for _ in range(5):
             try:
                 acquire = self._lease.try_acquire
-                if acquire() if self._uri is None else answer_of(self._folder_of(state), acquire, limit):
+                if acquire() if self._uri is None else call_store_with_timeout(self._folder_of(state), acquire, limit):
                     return True
-            except FolderInUseError:
-                raise
             except OSError as error:  # without permission to write, the save fails, too, with an explanation
                 log.warning("No lease on %s could be taken, so another run may use it, too: %s", self.folder, error)
                 return True
@@ -320,11 +318,11 @@ class CheckpointSaver(Callback):
             if saver._lease is not None and saver._folder_of(state) == where:
                 return saver._lease
         if self._uri is None:
-            return folder_lease(where, state.run_name, pattern_of_run(state, self.filename).filename)
+            return folder_lease(where, state.run_name, checkpoint_pattern(state, self.filename).filename)
         # Detect wrong credentials now, not after hours of training.
         uri = format_name_with_dist(self._uri, state.run_name)
-        answer_of(uri, lambda: storage_of(uri).check_writable(), limit)
-        files = pattern_of_run(state, self.remote_file_name or self.filename).filename
+        call_store_with_timeout(uri, lambda: storage_of(uri).check_writable(), limit)
+        files = checkpoint_pattern(state, self.remote_file_name or self.filename).filename
         return remote_lease(storage_of(where), where, state.run_name, files.rpartition("/")[2])
 
     def _folder_of(self, state: State) -> str:
@@ -415,7 +413,7 @@ class CheckpointSaver(Callback):
                 identity = identify_run(path)
                 other = None if identity is None else identity[0]
                 if other != state.run_name and (identity is not None or not _holds_model(path)):
-                    problem = refusal_of_name(state.run_name, str(path), other)
+                    problem = name_conflict_message(state.run_name, str(path), other)
         _raise_on_all_ranks(problem)
 
     @property
@@ -435,7 +433,7 @@ class CheckpointSaver(Callback):
         if self.overwrite or self.continues:
             return
         folder = format_name_with_dist(self.folder, state.run_name)
-        pattern = partial_format(pattern_of_run(state, self.filename).filename, run_name=state.run_name, rank=0)
+        pattern = partial_format(checkpoint_pattern(state, self.filename).filename, run_name=state.run_name, rank=0)
 
         def stays(path: str) -> bool:
             counts = counts_of_name(os.path.relpath(path, folder).replace(os.sep, "/"), pattern)
@@ -461,14 +459,14 @@ class CheckpointSaver(Callback):
             Path(folder).mkdir(parents=True, exist_ok=True)
         if not self.overwrite and not self.continues:
             try:
-                own = proof_of_run(state, self.filename).replace("{run_name}", state.run_name)
+                own = completion_pattern(state, self.filename).replace("{run_name}", state.run_name)
                 ensure_folder_has_no_conflicting_files(folder, own, state.timestamp)
                 if self._uri is not None and self.remote_file_name is not None and dist.get_global_rank() == 0:
                     self._check_store(state, self.remote_file_name)
             except FileExistsError as error:
                 problem = (
                     f"{error} It was left by another run, or by an earlier one of this name. To continue that run, "
-                    f"pass `autoresume=True`; to start anew and replace its files, pass `save_overwrite=True`."
+                    f"pass `autoresume=True`; to start again and replace its files, pass `save_overwrite=True`."
                 )
         _raise_on_all_ranks(problem)
         if dist.get_global_rank() == 0:
@@ -482,11 +480,11 @@ class CheckpointSaver(Callback):
             FileExistsError: It has one.
         """
         where = self._folder_of(state)
-        pattern = format_name_with_dist(proof_of_run(state, names), state.run_name, rank=0)
+        pattern = format_name_with_dist(completion_pattern(state, names), state.run_name, rank=0)
         pattern = pattern.removeprefix(f"{where.removeprefix(self.remote_root or '')}/")
         store = storage_of(where)
         try:
-            existing = answer_of(where, store.find if "/" in pattern else store.list)
+            existing = call_store_with_timeout(where, store.find if "/" in pattern else store.list)
         except Exception as error:  # noqa: BLE001 - the store may allow writing, but not listing
             log.warning(
                 "%s cannot be listed, so a file that exists there is only reported by its upload: %s", where, error
@@ -500,7 +498,7 @@ class CheckpointSaver(Callback):
         """Return a function that returns True for the final name of a file that no process is writing."""
         if not live_patterns(folder, self._lease if self._uri is None else None):
             return lambda name: True
-        own = pattern_of_run(state, self.filename).filename.replace("{run_name}", state.run_name)
+        own = checkpoint_pattern(state, self.filename).filename.replace("{run_name}", state.run_name)
         return lambda name: counts_of_name(name, own) is not None
 
     def batch_checkpoint(self, state: State, logger: Logger) -> None:
@@ -508,10 +506,10 @@ class CheckpointSaver(Callback):
         if self._lease is not None:
             self._lease.check_lost()
         if self.remote_uploader is not None:
-            with self._kept_if_not_uploaded():
+            with self._keeping_files_on_upload_error():
                 self.remote_uploader.check()
-            if self._kept and not self._is_writing:
-                self._keep_if_killed(False)
+            if self._marked_undelivered and not self._is_writing:
+                self._mark_undelivered(False)
                 self._rotate()
         self._save_if_due(Event.BATCH_CHECKPOINT, state, logger)
 
@@ -541,14 +539,14 @@ class CheckpointSaver(Callback):
         Returns:
             True if it was saved.
         """
-        again = self.last_checkpoint_batch == state.timestamp.batch
-        if again:
+        replaces_last = self.last_checkpoint_batch == state.timestamp.batch
+        if replaces_last:
             changed = self._last_fingerprint != _fingerprint(state) or (self._evaluated and state.save_metrics)
             saves = any(dist.all_gather_object(changed))
         else:  # it was killed after its last checkpoint, and has only repeated the end of the run
             saves = self.resumed_at == state.timestamp.batch
         if saves:
-            self._save_checkpoint(state, logger, again)
+            self._save_checkpoint(state, logger, replaces_last)
         self.flush()
         return saves
 
@@ -556,13 +554,13 @@ class CheckpointSaver(Callback):
         """Wait until all checkpoints are on the disk, and uploaded if the folder is remote."""
         self._writer.wait()
         if self.remote_uploader is not None:
-            with self._kept_if_not_uploaded():
+            with self._keeping_files_on_upload_error():
                 self.remote_uploader.wait()
-            self._keep_if_killed(False)
+            self._mark_undelivered(False)
             self._rotate()
 
     @contextmanager
-    def _kept_if_not_uploaded(self) -> Iterator[None]:
+    def _keeping_files_on_upload_error(self) -> Iterator[None]:
         """Keep the local files, and log their folder, if the remote store fails."""
         try:
             yield
@@ -584,7 +582,7 @@ class CheckpointSaver(Callback):
         lease, self._lease, self._reserved = self._lease, None, False
         try:
             if uploader is not None:
-                with self._kept_if_not_uploaded():
+                with self._keeping_files_on_upload_error():
                     uploader.close()
         finally:
             if lease is not None:
@@ -625,18 +623,18 @@ class CheckpointSaver(Callback):
             self._upload(self._last_names, logger, overwrite=True)
             self.flush()
 
-    def _save_checkpoint(self, state: State, logger: Logger, again: bool = False) -> None:
-        """Save now; with `again`, replace the last checkpoint. Call it on every rank."""
+    def _save_checkpoint(self, state: State, logger: Logger, replaces_last: bool = False) -> None:
+        """Save now; with `replaces_last`, replace the last checkpoint. Call it on every rank."""
         self._writer.wait()  # the previous one is ranked and linked when it is complete
         if self._lease is not None:
             self._lease.check()
         self.last_checkpoint_batch = state.timestamp.batch
         self._last_fingerprint, self._evaluated = _fingerprint(state), False
-        if not again:
-            self._last_names = self._names(state)
+        if not replaces_last:
+            self._last_names = self._format_names(state)
         names = self._last_names
         path = names["path"]
-        self._keep_if_killed(True)
+        self._mark_undelivered(True)
         self._written.add(path)
         # Registered first, so that the checkpoint lists itself, too.
         self.all_saved_checkpoints_to_timestamp[path] = state.timestamp
@@ -649,21 +647,21 @@ class CheckpointSaver(Callback):
             return
         self._warn_of_types(content)
         if sharded:
-            self._saved(names, logger, again)
+            self._after_write(names, logger, replaces_last)
         else:
-            self._writer.write(content, path, lambda: self._saved(names, logger, again))
+            self._writer.write(content, path, lambda: self._after_write(names, logger, replaces_last))
 
-    def _names(self, state: State) -> dict[str, str]:
+    def _format_names(self, state: State) -> dict[str, str]:
         """Return the names that belong to a checkpoint at this time; it may be completed later."""
         parts = {
-            "path": pattern_of_run(state, self.filename),
+            "path": checkpoint_pattern(state, self.filename),
             "latest": self.latest_filename if self.num_checkpoints_to_keep != 0 else None,
-            "remote": self.remote_file_name and pattern_of_run(state, self.remote_file_name),
+            "remote": self.remote_file_name and checkpoint_pattern(state, self.remote_file_name),
             "latest_remote": self.latest_remote_file_name,
         }
         return {key: part.format(state) for key, part in parts.items() if part is not None}
 
-    def _saved(self, names: dict[str, str], logger: Logger, again: bool) -> None:
+    def _after_write(self, names: dict[str, str], logger: Logger, replaces_last: bool) -> None:
         """Update links, upload and rotate, when the file is complete."""
         path = names["path"]
         if "latest" in names:
@@ -673,7 +671,7 @@ class CheckpointSaver(Callback):
             if best is not None:
                 replace_link(latest.with_name(_best_name(latest.name)), Path(best))
         is_new = path not in self.saved_checkpoints
-        self._upload(names, logger, overwrite=again or not is_new or self.overwrite or self.continues)
+        self._upload(names, logger, overwrite=replaces_last or not is_new or self.overwrite or self.continues)
         if is_new:
             self.saved_checkpoints.append(path)
         self._rotate()
@@ -702,11 +700,11 @@ class CheckpointSaver(Callback):
             self._staging, self._cleanup = str(folder), weakref.finalize(self, remove)
         return self._staging
 
-    def _keep_if_killed(self, keep: bool) -> None:
+    def _mark_undelivered(self, keep: bool) -> None:
         """Mark the folder to remain if the process is killed before its files were uploaded."""
-        if self._uri is None or dist.get_global_rank() != 0 or keep == self._kept:
+        if self._uri is None or dist.get_global_rank() != 0 or keep == self._marked_undelivered:
             return
-        self._kept, marker = keep, Path(self._scratch_folder()) / UNDELIVERED
+        self._marked_undelivered, marker = keep, Path(self._scratch_folder()) / UNDELIVERED
         if keep:
             marker.touch()
         else:
@@ -787,7 +785,7 @@ def _raise_on_all_ranks(problem: str | None) -> None:
             raise FileExistsError(text)
 
 
-def answer_of(store: str, request: Callable[[], T], limit: float | None = None) -> T:
+def call_store_with_timeout(store: str, request: Callable[[], T], limit: float | None = None) -> T:
     """Send a request to a remote store and return its answer, logging a line if that takes some seconds.
 
     A client that hangs cannot be interrupted, so the request is sent in a daemon thread, which ends with the process.
@@ -824,7 +822,7 @@ def answer_of(store: str, request: Callable[[], T], limit: float | None = None) 
     return answer.result()
 
 
-def pattern_of_run(state: State, files: PartialFilePath) -> PartialFilePath:
+def checkpoint_pattern(state: State, files: PartialFilePath) -> PartialFilePath:
     """Return the name pattern of a run's checkpoints: `files`, or that of the folders beside them that hold shards."""
     if not state.fsdp_sharded_state_dict_enabled:
         return files
@@ -833,19 +831,19 @@ def pattern_of_run(state: State, files: PartialFilePath) -> PartialFilePath:
     return PartialFilePath(f"{inside}/{prefix}" if inside else prefix, files.folder)
 
 
-def proof_of_run(state: State, files: PartialFilePath) -> str:
+def completion_pattern(state: State, files: PartialFilePath) -> str:
     """Return the name pattern of the file that is written last, with which a checkpoint is complete."""
-    pattern = pattern_of_run(state, files)
+    pattern = checkpoint_pattern(state, files)
     return pattern.filename if pattern is files else f"{pattern.filename}/{STATES}"
 
 
-def refusal_of_name(run_name: str, path: str, other: str | None) -> str:
+def name_conflict_message(run_name: str, path: str, other: str | None) -> str:
     """Return the message for a file of the run `other` (None: of no run) that a run would replace."""
     if other is None:
         return (
             f"`save_folder` must not hold other files under a name that the run {run_name!r} uses, got "
-            f"{path!r}, which {NO_RUN}. The run would replace it. Use another `save_filename` or `save_folder`, or "
-            f"pass `save_overwrite=True` if it may be replaced."
+            f"{path!r}, which {NOT_RESUMABLE}. The run would replace it. Use another `save_filename` or `save_folder`, "
+            f"or pass `save_overwrite=True` if it may be replaced."
         )
     return (
         f"`save_folder` must not hold a newer checkpoint of another run under a name that the run {run_name!r} uses, "

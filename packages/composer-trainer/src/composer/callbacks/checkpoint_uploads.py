@@ -38,7 +38,7 @@ class _Upload:
 
 
 class CheckpointUploads:
-    """Uploads checkpoints in background threads, and again those that the store could not take.
+    """Uploads checkpoints in background threads, and retries those that failed temporarily.
 
     An upload that failed in a way that may be temporary (a lost connection, a busy store) is queued again with the next
     checkpoint, and once more by `wait` and `close`. Its local files must exist until it is complete; see `paths`. Any
@@ -108,7 +108,7 @@ class CheckpointUploads:
         """
         with self._lock:
             if self._deadline.failing:
-                self._deadline.delivered()  # perhaps long ago: the last attempts get the whole time
+                self._deadline.delivered()  # the failure may be old: the last attempts get the full time
             self._repeat()
         try:
             self._uploader.wait()
@@ -143,7 +143,7 @@ class CheckpointUploads:
         failed = [upload for upload in self._unfinished if isinstance(upload.error, ObjectStoreTransientError)]
         if failed:
             names = ", ".join(upload.name for upload in failed)
-            log.warning("Uploading again what %r could not take: %s", self._uploader.storage, names)
+            log.warning("Retrying the uploads to %r that failed: %s", self._uploader.storage, names)
         for upload in failed:
             self._unfinished.remove(upload)
             self._queue(upload)

@@ -20,7 +20,7 @@ __all__ = ["LoadCheckpoint"]
 class LoadCheckpoint(Callback):
     """Loads a checkpoint each time an event occurs: by default once, before the run's own `load_path`.
 
-    So a run can start from the weights of one checkpoint, and take those of a part from another.
+    For example, a run can load all weights from one checkpoint, and then some parts from another.
 
     Args:
         load_path: The checkpoint: a local path or a URI; a format string with `{run_name}`.

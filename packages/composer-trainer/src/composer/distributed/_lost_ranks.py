@@ -99,8 +99,8 @@ class LostRankDetector:
         if timed_out or any("timed out" in note for note in notes.values()):
             return (
                 f"{who} {'has' if singular else 'have'} not answered for {self._timeout:g} s, so rank {local} "
-                f"cannot continue. Such a rank is stopped, hangs, or is slower than that: see its "
-                f"log, or increase `dist_timeout`."
+                f"cannot continue. {'It' if singular else 'They'} may be suspended, hung or slow: see "
+                f"{'its log' if singular else 'their logs'}, or increase `dist_timeout`."
             )
         return (
             f"{who} {'is' if singular else 'are'} gone: the connection was closed while rank {local} waited. See "

@@ -114,10 +114,10 @@ def _check_sharing(model: torch.nn.Module, units: list[Unit]) -> None:
                     if with_model
                     else "Detected tied parameters between modules designated for FSDP wrapping"
                 )
+                units_of = [repr(name) if name else "the model itself" for name in (first_owner, owner)]
                 raise ValueError(
-                    f"{what}: {first!r} (in the unit {first_owner or 'of the model'!r}) and {full!r} (in "
-                    f"{owner or 'that of the model'!r}) are one parameter. Set `_fsdp_wrap = False` on the inner of "
-                    f"these units, so that both belong to one unit."
+                    f"{what}: {first!r} (in the unit {units_of[0]}) and {full!r} (in the unit {units_of[1]}) are one "
+                    f"parameter. Set `_fsdp_wrap = False` on the inner of these units, so that both belong to one unit."
                 )
 
 

@@ -11,10 +11,10 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from composer.distributed._optimizers import OptimizerParameters
 
-__all__ = ["divide_layers"]
+__all__ = ["apply_tensor_parallel"]
 
 
-def divide_layers(
+def apply_tensor_parallel(
     model: torch.nn.Module,
     optimizers: Iterable[torch.optim.Optimizer],
     layer_plan: Mapping[str, Any],
@@ -46,5 +46,6 @@ def _check_names(model: torch.nn.Module, layer_plan: Mapping[str, Any]) -> None:
         if not any(len(name) == len(parts) and all(map(fnmatchcase, name, parts)) for name in names):
             known = ", ".join(".".join(name) for name in names if name != [""])
             raise ValueError(
-                f"`layer_plan` names {pattern!r}, which is not a module of the model. Its modules are {known[:400]}."
+                f"`layer_plan` must name modules of the model, got {pattern!r}. They are {known[:400]}. `*` matches "
+                f"one part of a name."
             )

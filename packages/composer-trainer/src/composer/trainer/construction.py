@@ -22,6 +22,7 @@ import torch.distributed
 from composer.callbacks.checkpoint_saver import CheckpointSaver
 from composer.core import Algorithm, Callback, Precision, State
 from composer.core.hosted_run import algorithms_in
+from composer.core.profiling import RunProfiler
 from composer.devices import Device
 from composer.distributed import DDPSyncStrategy
 from composer.loggers import LoggerDestination
@@ -41,7 +42,7 @@ from composer.utils.parallelism import ParallelismConfig
 from composer.utils.terminal import open_stream
 
 __all__ = [
-    "RunsProfiler",
+    "TrainerProfiler",
     "bind_profiler",
     "build_loggers",
     "build_model",
@@ -281,7 +282,7 @@ def _seed_run(seed: SupportsIndex | None, deterministic_mode: bool, parallel: Si
     return chosen
 
 
-class RunsProfiler(Protocol):
+class TrainerProfiler(RunProfiler, Protocol):
     """The interface of the Trainer's `profiler`; `composer.profiler.Profiler` implements it."""
 
     @property
@@ -290,9 +291,6 @@ class RunsProfiler(Protocol):
 
     def bind_to_state(self, state: State) -> None:
         """Add the profiler to the callbacks of the run."""
-
-    def marker(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """Return a marker that records the time of a section."""
 
 
 def bind_profiler(profiler: Any, state: State, microbatch_size: Any) -> None:
@@ -378,7 +376,7 @@ def build_uploaders(
         RuntimeError: Rank 0 cannot upload; there, its own error is raised.
     """
     uploaders = [each for each in destinations if isinstance(each, RemoteUploaderDownloader)]
-    names = [] if state.profiler is None else list(state.profiler.remote_filenames)
+    names = list(getattr(state.profiler, "remote_filenames", ()))
     # A logger learns its file name when the run begins.
     watchers = [callback for callback in callbacks if not isinstance(callback, LoggerDestination)]
     names += [getattr(watcher, "remote_file_name", None) for watcher in watchers]

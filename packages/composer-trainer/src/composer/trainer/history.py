@@ -11,7 +11,7 @@ from composer.loggers import DeferredValue
 
 __all__ = ["RunHistory"]
 
-_MOST = 1024  # losses
+_MAX_LOSSES = 1024  # losses
 
 
 class RunHistory:
@@ -47,7 +47,7 @@ class RunHistory:
             if batch % self._every:
                 continue
             self._losses.append((batch, losses))
-            if len(self._losses) > _MOST:
+            if len(self._losses) > _MAX_LOSSES:
                 self._every *= 2
                 self._losses = [(at, each) for at, each in self._losses if at % self._every == 0]
         self._num_stored = len(self.recent)

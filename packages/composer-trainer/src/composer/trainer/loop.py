@@ -111,13 +111,13 @@ class FitLoop:
         self.evaluation, self.parallel = evaluation, parallel
         self.step_every_batch, self.interruption = step_every_batch, interruption
         self._schedulers, self._evaluators = state.schedulers, state.evaluators  # lists that stay the same objects
-        self._has_ranks = parallel.world_size > 1
+        self._is_distributed = parallel.world_size > 1
         self._lap_start = time.perf_counter()
         self._limit, self._over_at = state.max_duration, over_at  # the limit is the same on all ranks
         self._stopped_elsewhere = False  # another rank has to stop training
         history.drop_recent(keep=0)  # those of an earlier `fit`
         self._history, self._recent, self._losses = history, history.recent, _LossMonitor(history.recent)
-        self._num_losses = 0  # of this `fit`, without those after the last `_look_back`
+        self._num_losses = 0  # of this `fit`, without those after the last `_check_recent_losses`
         self._first_batch = state.timestamp.batches  # of this call of `fit`
 
     def run(self) -> None:
@@ -177,7 +177,7 @@ class FitLoop:
         stopped = False
         for batch in self._batches():
             self._batch(batch)
-            over = self._is_over() if self._has_ranks else state.is_over()
+            over = self._is_over() if self._is_distributed else state.is_over()
             if over or (state._iteration_length is not None and self._end_iteration_if_over(Event.BATCH_END)):
                 stopped = True
                 self.position.pause()
@@ -200,7 +200,7 @@ class FitLoop:
                 iterator = self.position.start()
             batch = next(iterator, _END)
             finished = batch is _END
-            if self._has_ranks:
+            if self._is_distributed:
                 finished, self._stopped_elsewhere = self.parallel.any_finished(finished)
             if self._stopped_elsewhere:
                 self._stop()
@@ -252,7 +252,7 @@ class FitLoop:
             self._step_schedulers()
         now = time.perf_counter()
         lap, self._lap_start, ends = now - self._lap_start, now, self.interruption.signal is not None
-        if self._has_ranks:
+        if self._is_distributed:
             samples, tokens, ends, lap = self.parallel.sum_counts(samples, tokens, ends, lap)
         state.previous_timestamp = state.timestamp
         state.timestamp = state.timestamp.to_next_batch(samples, tokens, lap)
@@ -287,10 +287,10 @@ class FitLoop:
     def _publish(self, losses: dict[str, torch.Tensor], samples: float, tokens: int) -> None:
         """Store the losses and metrics of a batch in the state and log them, with its time, in one call."""
         state, logged = self.state, bool(self.logger.destinations)
-        if self._has_ranks:
+        if self._is_distributed:
             losses = self.parallel.mean_losses(losses)
         if len(self._recent) == 16:
-            self._look_back()
+            self._check_recent_losses()
         self._recent.append((state.timestamp.batches, losses))
         state.total_loss_dict = losses.copy()  # a user may change it
         metrics = self.metrics if state._train_metrics else None
@@ -315,7 +315,7 @@ class FitLoop:
             values |= metrics.logged()
         self.logger.log_metrics(values)
 
-    def _look_back(self) -> None:
+    def _check_recent_losses(self) -> None:
         """Do what would take too long in each step, once there are 16 recent losses."""
         self._num_losses = max(self._num_losses + 8, 16)
         if self._num_losses & (self._num_losses - 1) == 0:

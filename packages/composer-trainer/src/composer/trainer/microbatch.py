@@ -81,7 +81,7 @@ def _halved(name: str, size: float | None, what: str) -> int:
         raise RuntimeError(f"CUDA out of memory: {what} does not fit even with `{name}=1`. {TOO_LARGE}")
     smaller = max(int(size / 2), 1)
     warnings.warn(
-        f"CUDA out of memory in {what}. `{name}` goes from {size} to {smaller}.", RuntimeWarning, stacklevel=4
+        f"CUDA out of memory in {what}. `{name}` is reduced from {size} to {smaller}.", RuntimeWarning, stacklevel=4
     )
     return smaller
 
@@ -188,7 +188,7 @@ class MicrobatchSearch:
     """Runs the forward and backward pass of a batch, and halves the microbatch size until the pass fits the memory.
 
     The size is also halved when the allocator had to free its cache in two batches in a row: that fits, but is slow.
-    For one process; see `LockStepSearch` for several.
+    For one process; see `DistributedMicrobatchSearch` for several.
 
     Args:
         state: The run's state.
@@ -213,7 +213,7 @@ class MicrobatchSearch:
                 result = attempt()
             except RuntimeError as error:
                 if not is_cuda_oom(error):
-                    raise_if_of_cuda(error)
+                    raise_if_cuda_error(error)
                     raise
             else:
                 self._snapshot.fitted()
@@ -229,7 +229,7 @@ class MicrobatchSearch:
             empty_cache()
 
 
-def raise_if_of_cuda(error: BaseException) -> None:
+def raise_if_cuda_error(error: BaseException) -> None:
     """Convert a CUDA error to one that says that the search cannot continue.
 
     Raises:
@@ -252,7 +252,7 @@ def empty_cache() -> None:
 _FITS, _TIGHT, _OUT_OF_MEMORY, _FAILED = range(4)  # of an attempt; tight: it fits, but nothing larger would
 
 
-class LockStepSearch:
+class DistributedMicrobatchSearch:
     """`MicrobatchSearch` on all ranks in lock-step.
 
     Args:
@@ -320,7 +320,7 @@ class LockStepSearch:
                 return _OUT_OF_MEMORY
             if not is_communication_error(error):  # do not leave the others waiting
                 self._parallel.all_gather((_FAILED, 0, 0))
-            raise_if_of_cuda(error)
+            raise_if_cuda_error(error)
             raise
         return _TIGHT if self._thrashing.check() else _FITS
 
@@ -332,8 +332,8 @@ class LockStepSearch:
             new = max(int(new / 2), 1)
         self._state.device_train_microbatch_size = new
         warnings.warn(
-            f"CUDA {why} in training on {_named(ranks)}. `device_train_microbatch_size` goes from {_as_int(old)} to "
-            f"{new} on all ranks.",
+            f"CUDA {why} in training on {_named(ranks)}. `device_train_microbatch_size` is reduced from {_as_int(old)} "
+            f"to {new} on all ranks.",
             RuntimeWarning,
             stacklevel=3,
         )

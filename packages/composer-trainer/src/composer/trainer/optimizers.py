@@ -32,11 +32,11 @@ from composer.trainer.options import check_distinct, described
 from composer.utils import ensure_tuple, needs_closure
 
 __all__ = [
-    "MakeOptimizers",
+    "OptimizerFactory",
     "OptimizerModes",
     "build_optimizers",
+    "check_alternating_optimizers",
     "check_optimizers",
-    "check_turns",
     "is_function",
     "needs_closure",
     "prepare_fused_sgd",
@@ -49,7 +49,7 @@ def is_function(optimizers: Any) -> TypeGuard[Callable[[list[torch.nn.Parameter]
     return callable(optimizers) and not isinstance(optimizers, (type, torch.optim.Optimizer))
 
 
-class MakeOptimizers(Algorithm):
+class OptimizerFactory(Algorithm):
     """Makes the optimizers with the function `optimizers`, after algorithms have changed the layers.
 
     Args:
@@ -72,7 +72,7 @@ class MakeOptimizers(Algorithm):
     def __init__(self, function: Callable[[list[torch.nn.Parameter]], Any]) -> None:
         _check_takes_parameters(function)
         self.function = function
-        self.made: list[torch.optim.Optimizer] = []
+        self.optimizers: list[torch.optim.Optimizer] = []
         self.schedulers: list[LRScheduler] = []
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
@@ -94,13 +94,15 @@ class MakeOptimizers(Algorithm):
             ) from error
         returned = ensure_tuple(result)
         self.schedulers = [each for each in returned if isinstance(each, LRScheduler)]
-        self.made = [each for each in returned if not isinstance(each, LRScheduler)]
-        if not self.made or not all(isinstance(optimizer, torch.optim.Optimizer) for optimizer in self.made):
+        self.optimizers = [each for each in returned if not isinstance(each, LRScheduler)]
+        if not self.optimizers or not all(
+            isinstance(optimizer, torch.optim.Optimizer) for optimizer in self.optimizers
+        ):
             raise TypeError(
                 f"`optimizers` must be a function that returns one or several `torch.optim.Optimizer`, got one that "
                 f"returns {result!r}. Return for example `torch.optim.AdamW(parameters)`."
             )
-        state.optimizers = build_optimizers(state.model, self.made, are_all=True)
+        state.optimizers = build_optimizers(state.model, self.optimizers, covers_model=True)
 
 
 def _check_takes_parameters(function: Callable[..., Any]) -> None:
@@ -119,7 +121,9 @@ def _check_takes_parameters(function: Callable[..., Any]) -> None:
         ) from None
 
 
-def build_optimizers(model: torch.nn.Module, optimizers: Any, are_all: bool = False) -> list[torch.optim.Optimizer]:
+def build_optimizers(
+    model: torch.nn.Module, optimizers: Any, covers_model: bool = False
+) -> list[torch.optim.Optimizer]:
     """Return the run's optimizers; if none is given, a default with a warning.
 
     The default is `AdamW(lr=0.001)` for any module with a loss, and `DecoupledSGDW(lr=0.1)` for a `ComposerModel`.
@@ -127,7 +131,7 @@ def build_optimizers(model: torch.nn.Module, optimizers: Any, are_all: bool = Fa
     Args:
         model: The model.
         optimizers: One or several, or None.
-        are_all: They were made for all parameters of the model, so that one without an optimizer is a mistake.
+        covers_model: They were made for all parameters of the model, so that one without an optimizer is a mistake.
 
     Raises:
         TypeError: An object is not an optimizer.
@@ -149,7 +153,7 @@ def build_optimizers(model: torch.nn.Module, optimizers: Any, are_all: bool = Fa
             _check_settings(optimizer)
         check_distinct("optimizers", given)
         _check_passes(given)
-        check_optimizers(given, model, are_all=are_all or len(given) > 1)
+        check_optimizers(given, model, covers_model=covers_model or len(given) > 1)
         return given
     parameters = list(model.parameters())
     if not parameters:
@@ -175,7 +179,9 @@ def _check_passes(optimizers: Sequence[torch.optim.Optimizer]) -> None:
         )
 
 
-def check_turns(model: torch.nn.Module, given: Any, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+def check_alternating_optimizers(
+    model: torch.nn.Module, given: Any, optimizers: Sequence[torch.optim.Optimizer]
+) -> None:
     """Check that the optimizers of a model that trains in turns are those that it expects.
 
     Args:
@@ -190,23 +196,24 @@ def check_turns(model: torch.nn.Module, given: Any, optimizers: Sequence[torch.o
     if not hasattr(model, "begin_turn"):
         return
     expected = max(len(ensure_tuple(given)), 1)
-    what = f"of {name_of_given(model)}, whose `begin_turn` is called for each"
+    what = f"{name_of_given(model)}, which defines `begin_turn`"
     if given is not None and expected < 2:
         raise ValueError(
-            f"`optimizers` must be at least two {what}: with one of them, only one turn is ever taken. Pass one for "
-            f"each network, in the order of the turns."
+            f"`optimizers` must be a list of at least two for {what}, got one. Pass one for each network, in the order "
+            f"of the turns."
         )
     if len(optimizers) != expected:
+        names = ", ".join(type(optimizer).__name__ for optimizer in optimizers)
         raise ValueError(
-            f"`algorithms` must leave the {expected} optimizers {what}, but they made {len(optimizers)}: "
-            f"{', '.join(type(optimizer).__name__ for optimizer in optimizers)}. Leave that algorithm out, or make its "
-            f"optimizers yourself and pass them as `optimizers`: `begin_turn` then gets the index of each of them."
+            f"`algorithms` must not change the number of optimizers of {what}: {expected} were given, and there are "
+            f"{len(optimizers)} now: {names}. Leave that algorithm out, or make its optimizers yourself and pass them "
+            f"as `optimizers`: `begin_turn` then gets the index of each of them."
         )
     kinds = [type(optimizer).__name__ for optimizer in optimizers if needs_closure(optimizer)]
     if kinds:
         raise ValueError(
-            f"`optimizers` must step without a closure, as those {what}, got {', '.join(kinds)}, which runs the "
-            f"forward and backward pass itself. Use other optimizers, and no `SAM`."
+            f"`optimizers` must step without a closure for {what}, got {', '.join(kinds)}, which runs the forward and "
+            f"backward pass itself. Use other optimizers, and no `SAM`."
         )
 
 
@@ -244,7 +251,10 @@ def _check_settings(optimizer: torch.optim.Optimizer) -> None:
 
 
 def check_optimizers(
-    optimizers: Iterable[torch.optim.Optimizer], model: torch.nn.Module, changed_by: str = "", are_all: bool = False
+    optimizers: Iterable[torch.optim.Optimizer],
+    model: torch.nn.Module,
+    changed_by: str = "",
+    covers_model: bool = False,
 ) -> None:
     """Check that optimizers train parameters of the model, each its own.
 
@@ -252,7 +262,7 @@ def check_optimizers(
         optimizers: The run's optimizers.
         model: The model that is trained.
         changed_by: What may have changed the model since it was given, for the message; "": nothing.
-        are_all: A parameter without an optimizer is a mistake. One optimizer alone may leave some out on purpose.
+        covers_model: A parameter without an optimizer is a mistake. One optimizer alone may leave some out on purpose.
 
     Raises:
         ValueError: An optimizer has no parameter of the model, or one of another optimizer.
@@ -294,7 +304,7 @@ def check_optimizers(
             f"parameters an attribute of the model.".replace("  ", " "),
             stacklevel=5,
         )
-    elif missing and are_all:
+    elif missing and covers_model:
         warnings.warn(
             f"{untrained} Add them to one of the `optimizers`, or freeze them with `requires_grad_(False)`.",
             stacklevel=5,

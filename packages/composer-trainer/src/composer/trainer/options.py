@@ -71,7 +71,7 @@ class ModelOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """The model's surroundings: name and seed of the run, ranks, optimizer and algorithms."""
+    """Name and seed of the run, ranks, optimizers and algorithms."""
 
     run_name: str | None
     seed: SupportsIndex | None
@@ -218,7 +218,7 @@ def described(value: Any) -> str:
 
 
 def check_distinct(argument: str, items: Sequence[Any]) -> None:
-    """Check that no object is given twice: it would act twice. Two objects of one class are fine.
+    """Check that no object is given twice: it would run twice. Two objects of one class are fine.
 
     Raises:
         ValueError: An object is given twice.
@@ -227,7 +227,7 @@ def check_distinct(argument: str, items: Sequence[Any]) -> None:
         if any(item is other for other in items[:index]):
             raise ValueError(
                 f"`{argument}` must contain every object once, got the same `{type(item).__name__}` object twice: it "
-                f"would act twice at every event. Remove one, or create a second object."
+                f"would run twice at every event. Remove one, or create a second object."
             )
 
 

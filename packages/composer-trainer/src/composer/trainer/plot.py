@@ -52,7 +52,7 @@ def plot(destinations: Sequence[LoggerDestination], history: RunHistory, names: 
     for name, series in found.items():
         is_wanted = any(part in name for part in names) if names else name.startswith(("loss/", "metrics/"))
         values = [(batch, _number(value)) for batch, value in series]
-        # The value of an epoch at its end gives way to that of the next batch.
+        # The value at the end of an epoch has the number of the next batch, whose value replaces it.
         points = {batch: value for batch, value in values if value is not None}
         if is_wanted and points:
             title = "loss" if name.startswith("loss/") else name.rpartition("/")[2]

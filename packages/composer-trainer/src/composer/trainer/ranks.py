@@ -26,14 +26,14 @@ from composer.devices import Device
 from composer.distributed._lost_ranks import LostRankDetector
 from composer.distributed.ddp import (
     DDPSyncStrategy,
-    exchange,
-    exchange_context,
+    ddp_sync_context_or_none,
     prepare_ddp_module,
     reduce_gradients,
+    run_coalesced,
 )
 from composer.utils import dist
 
-__all__ = ["DataParallel", "SingleProcess", "check_same_structure", "num_data_shards", "parts_of", "set_epoch"]
+__all__ = ["DataParallel", "SingleProcess", "check_same_structure", "flatten_metrics", "num_data_shards", "set_epoch"]
 
 T = TypeVar("T")
 
@@ -214,7 +214,7 @@ class DataParallel(SingleProcess):
         with self.report_lost_ranks():
             check_same_structure(model, self._rank, self._host)
             tensors = (t.detach() for t in (*model.parameters(), *model.buffers()) if not t.is_meta)
-            exchange(tensors, lambda tensor: torch.distributed.broadcast(tensor, 0, async_op=True))
+            run_coalesced(tensors, lambda tensor: torch.distributed.broadcast(tensor, 0, async_op=True))
 
     def broadcast_buffers(self, model: torch.nn.Module) -> None:
         groups: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
@@ -230,7 +230,7 @@ class DataParallel(SingleProcess):
 
     def prepare_metrics(self, metrics: Iterable[Any]) -> None:
         """Let metrics gather their states without waiting for the device, unless they define a gather of their own."""
-        for part in parts_of(metrics):
+        for part in flatten_metrics(metrics):
             if _has_fixed_shapes(part) and part.dist_sync_fn is None:
                 part.dist_sync_fn = _gather
 
@@ -255,7 +255,7 @@ class DataParallel(SingleProcess):
         assert strategy is not None, "`wrap` sets the strategy"
         if strategy is DDPSyncStrategy.MULTI_AUTO_SYNC and not self._equal_microbatches:
             strategy = DDPSyncStrategy.SINGLE_AUTO_SYNC  # the rank with more microbatches would wait forever
-        return exchange_context(self._model, last_microbatch, strategy, self._host)
+        return ddp_sync_context_or_none(self._model, last_microbatch, strategy, self._host)
 
     def sum_counts(
         self, samples: float, tokens: int, interrupted: bool = False, lap: float = 0.0
@@ -349,7 +349,7 @@ def set_epoch(dataloader: Any, epoch: int) -> None:
             sampler.set_epoch(epoch)
 
 
-def parts_of(metrics: Iterable[Any]) -> list[Any]:
+def flatten_metrics(metrics: Iterable[Any]) -> list[Any]:
     """Return metrics and the metrics inside them."""
     return [part for metric in metrics if isinstance(metric, torch.nn.Module) for part in metric.modules()]
 

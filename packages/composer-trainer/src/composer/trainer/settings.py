@@ -56,7 +56,7 @@ class RunSettings:
         self.train_spec: DataSpec | None = None
         self.train_label = "train"
         self.step_every_batch = True
-        self.whole_size: float | None = None  # see `BatchTrainer`
+        self.default_microbatch_size: float | None = None  # see `BatchTrainer`
         # Schedulers that need the length of the run to be built, and their ratio.
         self._unbuilt: tuple[_Schedulers, float] | None = None
         self.given_schedulers: Sequence[Any] = ()
@@ -106,7 +106,7 @@ class RunSettings:
             check_not_sharded("device_train_microbatch_size", state)
         size, auto = _microbatch_size(requested, self.train_spec, state.device)
         state.device_train_microbatch_size, state.auto_microbatching = size, auto
-        self.whole_size = size if requested is None else None
+        self.default_microbatch_size = size if requested is None else None
 
     def _activate(self, dataloader: Any, subset: int) -> None:
         """Make the training loader the active one, with a length that all ranks have."""
@@ -273,19 +273,15 @@ class RunSettings:
             name = next((name for name in ("total_steps", "T_max") if hasattr(scheduler, name)), None)
             if name is None:
                 continue
-            length, given = getattr(scheduler, name), f"`{type(scheduler).__name__}` has {name}="
+            length = getattr(scheduler, name)
+            given = f"`{type(scheduler).__name__}` has {name}={length}"
+            stepped = f"but it is stepped once per {unit}, {steps[unit]} times"
             if length != steps[unit] and length == steps[other]:
-                warnings.warn(
-                    f"{given}{length}, one step per {other} of the run, but takes one per {unit}, "
-                    f"{steps[unit]} in all. {way_out}",
-                    stacklevel=5,
-                )
+                text = f"{given}, the number of {'epochs' if other == 'epoch' else 'batches'} of the run, {stepped}."
+                warnings.warn(f"{text} {way_out}", stacklevel=5)
             elif name == "total_steps" and length < steps[unit]:
-                warnings.warn(
-                    f"{given}{length} and fails after these, but takes one step per {unit}, {steps[unit]} in all. "
-                    f"Give it {name}={steps[unit]}.",
-                    stacklevel=5,
-                )
+                text = f"{given} and raises an error after that many steps, {stepped}."
+                warnings.warn(f"{text} Pass {name}={steps[unit]}.", stacklevel=5)
 
     def _steps_of_run(self) -> dict[str, int] | None:
         """Return how many batches and epochs are left to train; None if unknown."""

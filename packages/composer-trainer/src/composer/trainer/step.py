@@ -17,7 +17,7 @@ from composer.core.data_spec import unchanged
 from composer.core.precision import precision_context_of
 from composer.models import ComposerModel
 from composer.trainer.metrics import TrainMetrics
-from composer.trainer.microbatch import LockStepSearch, MicrobatchSearch, tensors_in
+from composer.trainer.microbatch import DistributedMicrobatchSearch, MicrobatchSearch, tensors_in
 from composer.trainer.optimizers import needs_closure, prepare_fused_sgd
 from composer.trainer.precision import ClosureGradScaler, step_scaled, unscale
 from composer.trainer.ranks import SingleProcess
@@ -37,8 +37,8 @@ class BatchTrainer:
         count_tokens: Weigh microbatches by their loss-generating tokens instead of their samples.
         compile_config: Arguments of `torch.compile` for the loss together with the forward pass, and for the steps of
             the optimizers; None: only `state.model` may be compiled.
-        whole_size: The `state.device_train_microbatch_size` that nobody requested: batches are not split, even if
-            algorithms or a collate function may give them more samples.
+        default_microbatch_size: The `state.device_train_microbatch_size` that nobody requested: batches are not split,
+            even if algorithms or a collate function may give them more samples.
     """
 
     def __init__(
@@ -50,10 +50,10 @@ class BatchTrainer:
         metrics: TrainMetrics,
         count_tokens: bool,
         compile_config: dict[str, Any] | None = None,
-        whole_size: float | None = None,
+        default_microbatch_size: float | None = None,
     ) -> None:
         self.state, self.engine, self.model = state, engine, model
-        self._whole_size = whole_size
+        self._whole_size = default_microbatch_size
         self._forward_and_loss: Callable[..., tuple[Any, Any]] | None = None
         self._step_optimizer: Callable[[torch.optim.Optimizer], object] | None = None
         if compile_config is not None:
@@ -66,12 +66,14 @@ class BatchTrainer:
         self._num_samples: float = 0
         self._microbatches: Sequence[Any] = ()
         self._scaling = False
-        self._runs_passes: int | None = None
+        self._closure_optimizer: int | None = None
         self._begin_turn: Callable[[int], object] | None = None
-        self._stepping: Sequence[torch.optim.Optimizer] = ()  # those that step with the gradients of the current pass
+        self._pass_optimizers: Sequence[
+            torch.optim.Optimizer
+        ] = ()  # those that step with the gradients of the current pass
         self._mean_count: float | None = None  # the batch size averaged over ranks, once exchanged
         self._warned_of_empty = False
-        self._search, self._lock_step = MicrobatchSearch(state), LockStepSearch(state, parallel)
+        self._search, self._lock_step = MicrobatchSearch(state), DistributedMicrobatchSearch(state, parallel)
         # Of the current forward and backward pass.
         self._pass_losses = self.losses
         self._pass_metrics: TrainMetrics | None = None
@@ -85,16 +87,16 @@ class BatchTrainer:
         """
         state = self.state
         self._spec = data_spec
-        self._dispatch, self._has_ranks = self.engine.dispatch, self.parallel.world_size > 1
+        self._dispatch, self._is_distributed = self.engine.dispatch, self.parallel.world_size > 1
         # These lists stay the same objects when their contents are replaced.
         self._algorithms, self._optimizers = state.algorithms, state.optimizers
         self._to_device = state.device.batch_to_device
         self._scaling = state.precision is Precision.AMP_FP16
         # The optimizer that runs the passes itself; the others step with the gradients of its last pass.
-        self._runs_passes = next((i for i, each in enumerate(state.optimizers) if needs_closure(each)), None)
-        self._begin_turn, self._stepping = getattr(self.model, "begin_turn", None), state.optimizers
+        self._closure_optimizer = next((i for i, each in enumerate(state.optimizers) if needs_closure(each)), None)
+        self._begin_turn, self._pass_optimizers = getattr(self.model, "begin_turn", None), state.optimizers
         prepare_fused_sgd(state.optimizers)
-        if self._runs_passes is not None and self._scaling and not isinstance(state.scaler, ClosureGradScaler):
+        if self._closure_optimizer is not None and self._scaling and not isinstance(state.scaler, ClosureGradScaler):
             state.scaler = ClosureGradScaler(state.device.torch_type)
         if state.auto_microbatching:
             self._lock_step.check()
@@ -121,13 +123,13 @@ class BatchTrainer:
         others: list[torch.optim.Optimizer] = self._optimizers
         closure = self._searching_closure if state.auto_microbatching else self._closure
         if self._begin_turn is not None:
-            self.losses = self._take_turns(closure, scaler)
+            self.losses = self._step_alternately(closure, scaler)
             others = []
-        elif self._runs_passes is None:
+        elif self._closure_optimizer is None:
             closure()
         else:
             others = [*self._optimizers]
-            optimizer = others.pop(self._runs_passes)
+            optimizer = others.pop(self._closure_optimizer)
             if isinstance(scaler, ClosureGradScaler):
                 scaler.step(optimizer, closure=closure, others=others)
             else:
@@ -148,18 +150,20 @@ class BatchTrainer:
             else:
                 optimizer.step()
 
-    def _take_turns(self, closure: Callable[[], Any], scaler: torch.amp.GradScaler | None) -> dict[str, torch.Tensor]:
+    def _step_alternately(
+        self, closure: Callable[[], Any], scaler: torch.amp.GradScaler | None
+    ) -> dict[str, torch.Tensor]:
         """Step each optimizer after forward and backward passes of its own; return the losses summed over turns."""
         assert self._begin_turn is not None, "`train` has checked it"
         losses: dict[str, torch.Tensor] = {}
         for turn, optimizer in enumerate(self._optimizers):
             self._begin_turn(turn)
-            self._stepping, self.losses = (optimizer,), {}
+            self._pass_optimizers, self.losses = (optimizer,), {}
             closure()
-            self._step(self._stepping, scaler)
+            self._step(self._pass_optimizers, scaler)
             for key, loss in self.losses.items():
                 _add(losses, key, loss)
-        self._stepping = self._optimizers
+        self._pass_optimizers = self._optimizers
         return losses
 
     def _searching_closure(self, ddp_sync: bool = True, loss_dict: dict[str, torch.Tensor] | None = None) -> Any:
@@ -212,14 +216,14 @@ class BatchTrainer:
         self._create_graph = False
         if self._algorithms:
             self._create_graph = True in [algorithm.backwards_create_graph for algorithm in self._algorithms]
-        if len(microbatches) == 1 and not (self._has_ranks or self.count_tokens):
+        if len(microbatches) == 1 and not (self._is_distributed or self.count_tokens):
             self._train_microbatch(microbatches[0], 1.0)
         else:
             counts = [self._count(microbatch) for microbatch in microbatches]
             total = self._average(counts)
             for i, (microbatch, count) in enumerate(zip(microbatches, counts, strict=True), start=1):
                 weight = count / total if count else 0.0
-                context = self.parallel.backward_context(i == len(counts), ddp_sync) if self._has_ranks else None
+                context = self.parallel.backward_context(i == len(counts), ddp_sync) if self._is_distributed else None
                 if context is None:
                     self._train_microbatch(microbatch, weight)
                 else:
@@ -233,10 +237,10 @@ class BatchTrainer:
         state = self.state
         if self._begin_turn is not None:  # the loss of a turn has gradients for the other networks, too
             for optimizer in self._optimizers:
-                if optimizer is not self._stepping[0]:
+                if optimizer is not self._pass_optimizers[0]:
                     _zero_grad(optimizer)
         if self._scaling and state.scaler is not None:
-            unscale(state.scaler, self._stepping)
+            unscale(state.scaler, self._pass_optimizers)
         if self._dispatch.after_train_batch:
             self._dispatch.after_train_batch()
         return self._pass_losses["loss/train/total"]
@@ -321,9 +325,9 @@ class BatchTrainer:
             raise ValueError("The batch has no samples on any rank. Leave such batches out.")
         if not self._spec.has_token_counter:
             raise ValueError(
-                "`accumulate_train_batch_on_tokens=True` needs the number of tokens, which is unknown: the batch is no "
-                "dict with 'input_ids'. Pass "
-                "`train_dataloader=DataSpec(dataloader, get_num_tokens_in_batch=...)`, or leave the argument out."
+                "`accumulate_train_batch_on_tokens=True` needs the number of tokens, but the batch is not a dict with "
+                "'input_ids'. Pass `train_dataloader=DataSpec(dataloader, get_num_tokens_in_batch=...)`, or leave the "
+                "argument out."
             )
         if not self._warned_of_empty:
             self._warned_of_empty = True

@@ -37,7 +37,7 @@ from composer.distributed import DDPSyncStrategy
 from composer.loggers import Logger, LoggerDestination
 from composer.loggers.file_logger import FileLogger
 from composer.trainer import construction
-from composer.trainer.construction import RunsProfiler
+from composer.trainer.construction import TrainerProfiler
 from composer.trainer.construction import generate_run_name as _generate_run_name
 from composer.trainer.description import describe_run
 from composer.trainer.evaluation import Evaluation, Results, predict
@@ -46,7 +46,7 @@ from composer.trainer.loop import FitLoop
 from composer.trainer.metrics import TrainMetrics
 from composer.trainer.microbatch import adjust_device_train_microbatch_size as _adjust_device_train_microbatch_size
 from composer.trainer.microbatch import is_cuda_oom as _is_cuda_oom
-from composer.trainer.optimizers import MakeOptimizers, check_optimizers, check_turns, is_function
+from composer.trainer.optimizers import OptimizerFactory, check_alternating_optimizers, check_optimizers, is_function
 from composer.trainer.options import (
     DataOptions,
     EvaluationOptions,
@@ -144,8 +144,8 @@ class Trainer(_RejectsRemovedArguments):
             function. None: the first of two parts; of a mapping or dataclass all parts but the targets, by name.
         target_key: Likewise the targets. None: the second of two parts, or the part named "labels" or the like.
         train_dataloader: The training data: an iterable of batches, a `DataSpec` or a dict of its arguments. It can be
-            given to `fit` instead. On a GPU, a `DataLoader` with workers is set to pin its batches, so that copying
-            them takes no time of the step; likewise loaders for evaluation and prediction.
+            given to `fit` instead. On a GPU, a `DataLoader` with workers is set to pin its batches, so that copies
+            to the GPU overlap with computation; the same applies to loaders for evaluation and prediction.
         train_dataloader_label: The label of the training data.
         train_subset_num_batches: End each epoch after this many batches; -1: at the loader's end. Required for an
             endless loader if `max_duration` is in epochs: otherwise its first epoch never ends.
@@ -214,14 +214,14 @@ class Trainer(_RejectsRemovedArguments):
         load_exclude_algorithms: Class names of algorithms of the checkpoint's run that are not applied.
         branch_duration: How long to train from the checkpoint `load_path` on, instead of until `max_duration`. The run
             branches off the one that saved it, for example with the decay of its schedule (see
-            `WarmupStableDecayScheduler`), and continues its weights, optimizers, data and random numbers. It needs a
-            `run_name` of its own, and a warning says if its schedule does not continue the learning rate. With
-            `autoresume`, it continues from its own checkpoints and ends at the same time.
+            `WarmupStableDecayScheduler`), and continues its weights, optimizers, data and random numbers. It needs
+            its own `run_name`. A warning says if its schedule does not continue at the learning rate of the checkpoint.
+            With `autoresume`, a relaunch resumes from the branch's own checkpoints and ends at the same time.
         save_folder: The folder for checkpoints: a path or URI (`s3://...`); None: save none. This and the next two
             arguments are format strings; see `CheckpointSaver`.
         save_filename: The file name of a checkpoint.
         save_latest_filename: The name of the link to the latest checkpoint; None: no link.
-        save_overwrite: Allow replacing files in `save_folder` that are newer than the run.
+        save_overwrite: Replace newer files of another run in `save_folder` instead of raising an error.
         save_interval: How often to save: a time, or a function of state and event.
         save_weights_only: Save the model only.
         save_ignore_keys: What not to save, like `load_ignore_keys`.
@@ -307,7 +307,7 @@ class Trainer(_RejectsRemovedArguments):
         dist_timeout: float = 300.0,
         ddp_sync_strategy: str | DDPSyncStrategy | None = None,
         parallelism_config: dict[str, Any] | ParallelismConfig | None = None,
-        profiler: RunsProfiler | None = None,
+        profiler: TrainerProfiler | None = None,
         python_log_level: str | None = None,
         compile_config: dict[str, Any] | None = None,
         compile_step: bool = False,
@@ -462,15 +462,15 @@ class Trainer(_RejectsRemovedArguments):
             self._checkpoint_saver.reserve(self.state, delivery_timeout)
         # The stream for messages to the user; None: show nothing.
         self._stream = open_stream(console_stream) if progress_bar or log_to_console else None
-        self._is_undescribed = True  # to the loggers, until the first `fit`
-        maker = MakeOptimizers(optimizers) if is_function(optimizers) else None
-        self._start_engine(destinations, user_callbacks, algorithm_passes, delivery_timeout, maker)
-        if maker is not None and maker.schedulers:
+        self._description_logged = False
+        optimizer_factory = OptimizerFactory(optimizers) if is_function(optimizers) else None
+        self._start_engine(destinations, user_callbacks, algorithm_passes, delivery_timeout, optimizer_factory)
+        if optimizer_factory is not None and optimizer_factory.schedulers:
             if schedulers is not None:
                 raise ValueError(
                     "`schedulers` must not be given if the function `optimizers` returns some, too. Leave one out."
                 )
-            schedule = replace(schedule, schedulers=maker.schedulers)
+            schedule = replace(schedule, schedulers=optimizer_factory.schedulers)
         settings = self._settings = RunSettings(self.state, self._model, self._parallel)
         settings.set_train_data(data)
         settings.set_evaluators(evaluation)
@@ -485,7 +485,11 @@ class Trainer(_RejectsRemovedArguments):
         self._load(load, algorithm_passes)
         self.engine.run_event(Event.AFTER_LOAD)
         self._compile_step_config = compile_config if compile_step else None
-        check_turns(self._model, optimizers if maker is None else maker.made, self.state.optimizers)
+        check_alternating_optimizers(
+            self._model,
+            optimizers if optimizer_factory is None else optimizer_factory.optimizers,
+            self.state.optimizers,
+        )
         self._wrap_model(compile_config)
 
     # ---- construction, step by step ----
@@ -496,20 +500,29 @@ class Trainer(_RejectsRemovedArguments):
         callbacks: Sequence[Callback],
         passes: PassInput,
         delivery_timeout: float,
-        maker: MakeOptimizers | None,
+        optimizer_factory: OptimizerFactory | None,
     ) -> None:
-        """Create logger and engine, and run INIT, where algorithms change the model and `maker` makes optimizers."""
+        """Create logger and engine, and run INIT, where algorithms change the model.
+
+        Args:
+            destinations: The loggers.
+            callbacks: The user's callbacks.
+            passes: The argument `algorithm_passes`.
+            delivery_timeout: The argument of this name.
+            optimizer_factory: Makes the optimizers at INIT, when the model has its final parameters; None: the run has
+                its optimizers.
+        """
         state = self.state
         destinations = [*destinations, *construction.build_uploaders(state, callbacks, destinations)]
         self.logger = Logger(state, destinations, delivery_timeout=delivery_timeout)
         state.callbacks = [*destinations, *callbacks, *state.callbacks]  # the profiler has added some
         self.engine = Engine(state, self.logger, passes)
         self._model.logger = self.logger
-        if maker is not None:
-            state.algorithms = [*state.algorithms, maker]
+        if optimizer_factory is not None:
+            state.algorithms = [*state.algorithms, optimizer_factory]
         self.engine.run_event(Event.INIT)
-        if maker is not None:
-            state.algorithms = [each for each in state.algorithms if each is not maker]
+        if optimizer_factory is not None:
+            state.algorithms = [each for each in state.algorithms if each is not optimizer_factory]
         # An algorithm may have replaced the model.
         self._model = construction.check_model(state.model)
         self._model.logger = self.logger
@@ -562,7 +575,7 @@ class Trainer(_RejectsRemovedArguments):
             if saver is not None:
                 saver.resumed_at = state.timestamp.batch
         else:
-            self._progress.forget_fits()
+            self._progress.reset_fit_count()
         model = construction.check_model(state.model)
         if model is not self._model:  # an algorithm of the checkpoint has replaced it
             self._model = self._settings.model = self._evaluation.model = model
@@ -675,6 +688,9 @@ class Trainer(_RejectsRemovedArguments):
                 under the names that this call would use.
             SystemExit: After SIGTERM, when the batch is trained and saved; the exit status is 143.
             KeyboardInterrupt: After SIGINT, when the batch is trained and saved.
+            OSError: A checkpoint could not be written, or not be uploaded by the end.
+            FolderInUseError: Another run saves to `save_folder`.
+            LostRankError: Another rank failed, or does not answer.
         """
         state, settings, position = self.state, self._settings, self._progress.loader
         data = DataOptions(
@@ -733,9 +749,9 @@ class Trainer(_RejectsRemovedArguments):
         if complete:
             self._announce(f"This part of the run {state.run_name!r} is complete; nothing is left to train.")
             return
-        if self._is_undescribed and self.logger.destinations:
+        if not self._description_logged and self.logger.destinations:
             self.logger.log_hyperparameters(describe_run(state))
-        self._is_undescribed = False
+        self._description_logged = True
         with hold_leases(state):
             self._make_loop().run()
             self._progress.complete(self._checkpoint_saver, self.logger)
@@ -767,7 +783,7 @@ class Trainer(_RejectsRemovedArguments):
             self._metrics,
             self.accumulate_train_batch_on_tokens,
             self._compile_step_config,
-            self._settings.whole_size,
+            self._settings.default_microbatch_size,
         )
         return FitLoop(
             state,
@@ -815,7 +831,7 @@ class Trainer(_RejectsRemovedArguments):
         return f"<{type(self).__name__} of {self.state.run_name}, {now} of {end}>"
 
     def _repr_html_(self) -> str:
-        plan = details("What acts when: engine.explain()", self.engine.explain()._repr_html_())
+        plan = details("Order of algorithms and callbacks: engine.explain()", self.engine.explain()._repr_html_())
         return html_of_state(self.state, type(self).__name__) + plan
 
     # ---- checkpoints ----

@@ -240,7 +240,7 @@ def test_a_place_of_another_version_counts_as_none() -> None:
     whole = Run(batches_of(4), "1ep").fit()
     resumed = Run(batches_of(4)).load(whole.snapshots.taken[0])
     saved: Any = resumed.trainer._progress.loader._saved
-    del saved[0]["place"]
+    del saved[0]["position"]
 
     assert_same_end(whole, resumed.fit())
 
@@ -347,7 +347,10 @@ def on_two_ranks() -> tuple[Any, ...]:
 
 def test_ranks_go_on_with_what_no_rank_has_trained(caplog: pytest.LogCaptureFixture) -> None:
     (first, places, *resumed), (second, _, *others) = run_on_ranks(on_two_ranks, 2)
-    done, uneven = {*first, *second}, {**places[0], "place": {**places[0]["place"], "world_size": 3, "samples": 3}}
+    done, uneven = (
+        {*first, *second},
+        {**places[0], "position": {**places[0]["position"], "world_size": 3, "samples": 3}},
+    )
     for ends_at, (rest, end), (other, other_end) in zip((6, 4), resumed, others, strict=True):
         assert [ends_at, ends_at] == [end, other_end]
         assert sorted({*range(24)} - done) == sorted(rest + other)
@@ -357,11 +360,11 @@ def test_ranks_go_on_with_what_no_rank_has_trained(caplog: pytest.LogCaptureFixt
     assert sorted({*range(24)} - done) == sorted(rest)
     rest, _ = resume_on_a_rank([uneven], 3)
     assert 24 - 9 == len(rest)
-    uneven["place"]["samples"], uneven["place"]["batches"] = None, 1
+    uneven["position"]["samples"], uneven["position"]["batches"] = None, 1
     assert 24 - 3 * 3 == len(resume_on_a_rank([uneven], 3)[0])
     assert "trained twice" not in caplog.text
 
-    places[0]["place"]["samples"] = 3  # twice that over four: one is left
+    places[0]["position"]["samples"] = 3  # twice that over four: one is left
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dist, "get_world_size", lambda: 4)
         patch.setattr(dist, "all_gather_object", lambda value: [value])

@@ -15,7 +15,12 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from composer.callbacks.checkpoint_saver import NO_RUN, CheckpointSaver, answer_of, refusal_of_name
+from composer.callbacks.checkpoint_saver import (
+    NOT_RESUMABLE,
+    CheckpointSaver,
+    call_store_with_timeout,
+    name_conflict_message,
+)
 from composer.checkpoint import UnsafeCheckpointError
 from composer.checkpoint.checksum import CorruptCheckpointError
 from composer.checkpoint.durable import scratch_folder
@@ -50,11 +55,11 @@ __all__ = ["choose_checkpoint", "find_checkpoint"]
 
 log = logging.getLogger(__name__)
 
-_DOWNLOADS = 3  # of a file that arrives damaged
+_MAX_DOWNLOADS = 3  # of a file that arrives damaged
 # Bytes fetched, one size after the other, to identify the run of a remote checkpoint.
-_PEEKS = (1 << 20, 1 << 26, 1 << 62)
-_ARCHIVE = b"PK\x03\x04"  # how a checkpoint begins
-_FOLDERS = "ep{epoch}-ba{batch}"  # folders of shards, if the current run has no FSDP configuration
+_PREFIX_SIZES = (1 << 20, 1 << 26, 1 << 62)
+_ZIP_MAGIC = b"PK\x03\x04"  # how a checkpoint begins
+_DEFAULT_SHARD_FOLDER = "ep{epoch}-ba{batch}"  # folders of shards, if the current run has no FSDP configuration
 
 
 def choose_checkpoint(
@@ -218,13 +223,13 @@ class _Search:
         foreign: dict[str, str | None] = {}  # files that are not of this run, with the run that they are of, if any
         found = self._newest(self._local_candidates(), foreign, attempts=1)
         if found is None:
-            found = self._newest(self._remote_candidates(), foreign, _DOWNLOADS)
+            found = self._newest(self._remote_candidates(), foreign, _MAX_DOWNLOADS)
             if found is not None and dist.get_local_world_size() < dist.get_world_size():
                 # Files that this node fetched are missing on the others, so each node fetches them itself.
                 found = found[1], found[1]
         in_loggers: dict[str, str | None] = {}
         if found is None:
-            found = self._newest(self._logger_candidates(), in_loggers, _DOWNLOADS)
+            found = self._newest(self._logger_candidates(), in_loggers, _MAX_DOWNLOADS)
         if found is None and self._tried:
             raise RuntimeError(
                 f"There are checkpoints of the run {self._run_name!r}, or files under their names, but none can be "
@@ -237,9 +242,9 @@ class _Search:
         foreign.update({name: None for name, other in in_loggers.items() if other is None})
         for name, other in foreign.items():
             if not saver.overwrite and (other is not None or found is None):
-                raise FileExistsError(refusal_of_name(self._run_name, name, other))
+                raise FileExistsError(name_conflict_message(self._run_name, name, other))
             if other is None:
-                warnings.warn(f"{name!r} {NO_RUN}. It may be replaced.", stacklevel=2)
+                warnings.warn(f"{name!r} {NOT_RESUMABLE}. It may be replaced.", stacklevel=2)
         return found
 
     def _newest(
@@ -355,7 +360,9 @@ class _Search:
         files = format_name_with_dist(pattern.filename, self._run_name, rank=0).removeprefix(f"{folder}/")
         target = self._downloads.enter_context(scratch_folder("resuming"))
         inside = storage_of(f"{root}{folder}")
-        names = _with_indexed(answer_of(f"{root}{folder}", inside.find), lambda name: _is_indexed_remote(inside, name))
+        names = _with_indexed(
+            call_store_with_timeout(f"{root}{folder}", inside.find), lambda name: _is_indexed_remote(inside, name)
+        )
         patterns = self._patterns(files)
         names = _own(names, patterns, self._remote_link(folder, inside, names))
         named = _by_age(names, patterns, lambda name: 0.0)
@@ -416,7 +423,7 @@ class _Search:
     def _patterns(self, files: str) -> list[str]:
         """Return the name patterns of checkpoints: files, and the files that complete folders of shards."""
         config = self._state.fsdp_config
-        prefix = _FOLDERS if config is None else config.sharded_ckpt_prefix_dir
+        prefix = _DEFAULT_SHARD_FOLDER if config is None else config.sharded_ckpt_prefix_dir
         return [files, f"{os.path.join(os.path.dirname(files), prefix)}/{STATES}"]
 
 
@@ -530,7 +537,7 @@ def _identify_remote(inside: Storage, name: str, run_name: str) -> tuple[str, in
     """
     with scratch_folder("resuming") as folder:
         file = folder / name.rpartition("/")[2]
-        for count in _PEEKS:
+        for count in _PREFIX_SIZES:
             try:
                 with _reporting_damage(inside, name):
                     data = inside.read_start(name, count)
@@ -541,7 +548,7 @@ def _identify_remote(inside: Storage, name: str, run_name: str) -> tuple[str, in
             file.write_bytes(data)
             identity = identify_run(file)
             packed = is_tar(name) or is_compressed_pt(name)
-            if identity is not None or len(data) < count or not (packed or data.startswith(_ARCHIVE)):
+            if identity is not None or len(data) < count or not (packed or data.startswith(_ZIP_MAGIC)):
                 return identity
     return None
 

@@ -57,7 +57,9 @@ class Position:
     batches: int  # drawn from the loader
     samples: int | None  # drawn by this rank; None: unknown
     batch_size: int | None
-    left_out: int  # batches at the loader's end that the epoch does not train, because the iteration began inside it
+    num_untrained: (
+        int  # batches at the loader's end that the epoch does not train, because the iteration began inside it
+    )
     rng: dict[str, Any]  # states of the global generators at the start of the iteration
     generators: dict[str, Any]  # states of the loader's generators at the start of the iteration
     world_size: int
@@ -106,7 +108,7 @@ class Position:
                 left = min(in_sampler, length - self.samples // self.batch_size)
         if dist.get_world_size() > 1:  # the parts of ranks may differ, but all must end the epoch together
             left = min(dist.all_gather_object(left))
-        return self.at + max(left - self.left_out, 0)
+        return self.at + max(left - self.num_untrained, 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,7 +187,7 @@ class LoaderPosition:
             "world_size": num_data_shards(self._state),
             "number": self._position_number,
             "ends_at": None if self._state.dataloader_limit is None else self.ends_at,
-            "place": position,
+            "position": position,
             "generators": states_of(generators_of(loader)) if generators is None else generators,
             "loader": loader_state,
             "train_metrics": self._metrics.last_values() if at > 0 else {},
@@ -271,7 +273,7 @@ class LoaderPosition:
         # If the epoch of the first access is loaded again from its start, that is the first access; some data sets
         # can be accessed only once.
         at, length = now.batches_in_epoch, self._length
-        drawn = (saved.get("place") or {}).get("batches", at)
+        drawn = (saved.get("position") or {}).get("batches", at)
         loads_again = at > 0 and (length is None or drawn < length) and now.epochs == self._accesses.epoch_of("train")
         if not self._dataset_resumes_itself() and not (loads_again and not skip.can_advance_sampler(loader)):
             self._accesses.repeat("train", loader)
@@ -286,8 +288,8 @@ class LoaderPosition:
         all_trained = saved.get("ends_at") == saved["batch_in_epoch"]
         if saved["batch_in_epoch"]:
             self._pending = _Pending(loader_state, saved["generators"], all_trained=all_trained)
-            if saved["place"] is not None:
-                self._position = Position(**saved["place"])
+            if saved["position"] is not None:
+                self._position = Position(**saved["position"])
             return
         if loader_state is not None:
             loader.load_state_dict(loader_state)
@@ -395,14 +397,14 @@ class LoaderPosition:
     def start(self) -> Iterator[Any]:
         """Begin to iterate the loader; called when nothing else draws until its first batch."""
         loader, at = self._state.dataloader, self._state.timestamp.batches_in_epoch
-        length, left_out = self._length, 0
+        length, num_untrained = self._length, 0
         if at == 0:
             self.ends_at = length
         elif length is not None and self.ends_at is not None:  # from the beginning, in the middle of the epoch
-            left_out = length - (self.ends_at - at)
+            num_untrained = length - (self.ends_at - at)
         if self._pending.generators is not None:  # the checkpoint was saved between the last batch and the epoch's end
             self._leave_epoch(loader, self._pending.generators)
-        self._begin_position(loader, drawn=0, left_out=left_out)
+        self._begin_position(loader, drawn=0, num_untrained=num_untrained)
         iterator = self._iterator = iter(loader)
         self._state.dataset_resumption.pop("train", None)
         if self._pending.loader_at_end:
@@ -453,7 +455,7 @@ class LoaderPosition:
 
     # ---- positions ----
 
-    def _begin_position(self, loader: Any, drawn: int, left_out: int = 0) -> None:
+    def _begin_position(self, loader: Any, drawn: int, num_untrained: int = 0) -> None:
         now, size = self._state.timestamp, skip.batch_size_of(loader)
         if drawn == 0:
             self._accesses.record("train", loader, now.epochs)
@@ -464,7 +466,7 @@ class LoaderPosition:
             batches=drawn,
             samples=None if size is None else drawn * size,
             batch_size=size,
-            left_out=left_out,
+            num_untrained=num_untrained,
             rng=global_states(),
             generators=states_of(generators_of(loader)),
             world_size=num_data_shards(self._state),
@@ -495,9 +497,9 @@ class LoaderPosition:
 
 def _matches(saved: Any, now: Timestamp) -> bool:
     """Return True if a saved position is complete and belongs to the timestamp."""
-    if saved is None or not {"world_size", "place", "generators", "loader"} <= saved.keys():
+    if saved is None or not {"world_size", "position", "generators", "loader"} <= saved.keys():
         return False
-    position = saved["place"]
+    position = saved["position"]
     if position is not None and position.keys() != {field.name for field in dataclasses.fields(Position)}:
         return False
     return (saved.get("epoch"), saved.get("batch_in_epoch")) == (now.epochs, now.batches_in_epoch)

@@ -59,7 +59,7 @@ class _Loaded:
     @property
     def arguments(self) -> dict[str, Any]:
         """`_describe_arguments` of the saved run; empty: unknown."""
-        arguments: dict[str, Any] = self.progress.get("asked", {})
+        arguments: dict[str, Any] = self.progress.get("arguments", {})
         return arguments
 
 
@@ -109,7 +109,7 @@ class RunProgress:
             # If one rank is stopped, the run ends on all of them.
             "over_at": next((limit for _, limit in ranks if limit is not None), None),
             "fits": [start.state_dict() for start in self._fits],
-            "asked": self._arguments,
+            "arguments": self._arguments,
             **self._values(),
             "previous_timestamp": None if previous is None else previous.state_dict(),
             **({} if self._ended is None else {"complete": self._ended}),
@@ -350,7 +350,7 @@ class RunProgress:
 
         saver.amend(state, logger, change)
 
-    def forget_fits(self) -> None:
+    def reset_fit_count(self) -> None:
         """Count all calls of `fit` as new: the user loaded a checkpoint, but did not relaunch its program."""
         self._loaded.fits = []
 
@@ -405,7 +405,7 @@ def _apply_scheduler(scheduler: Any, groups: set[int]) -> None:
             _set_option(group, "lr", rate)
 
 
-# ---- the arguments of a run, compared with those of its checkpoint: what the user changes wins ----
+# ---- the arguments of a run, compared with those of its checkpoint: changes take precedence ----
 
 
 def _describe_arguments(state: State, schedulers: Iterable[Any]) -> dict[str, Any]:
