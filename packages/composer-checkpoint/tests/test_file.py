@@ -57,7 +57,7 @@ def content(seed: int = 0) -> dict[str, Any]:
             "timestamp": {"Timestamp": {"batch": 5, "total_wct": datetime.timedelta(seconds=1.5)}},
             "metadata": {"torch_version": torch.__version__},
         },
-        "sealed": True,
+        "has_checksum": True,
         "rng": [
             {
                 "python": random.Random(seed).getstate(),
@@ -86,7 +86,7 @@ def test_what_is_written_is_read_again(tmp_path: Path, name: str) -> None:
     assert os.listdir(tmp_path / "folder") == [name]
 
 
-def test_torch_and_unzip_read_a_sealed_file(tmp_path: Path) -> None:
+def test_torch_and_unzip_read_a_file_with_a_checksum(tmp_path: Path) -> None:
     write_file({"state": {"model": {"weight": torch.ones(2)}}}, tmp_path / "a.pt")
 
     assert torch.load(tmp_path / "a.pt")["state"]["model"]["weight"].tolist() == [1, 1]
@@ -226,7 +226,7 @@ def test_a_file_without_seal_is_checked_by_its_archive(tmp_path: Path) -> None:
     data[data.index(b"data/0") + 2000] ^= 1
     path.write_bytes(data)
 
-    with pytest.raises(CorruptCheckpointError, match="checksum of its part"):
+    with pytest.raises(CorruptCheckpointError, match="checksum of its member"):
         safe_torch_load(path)
 
 

@@ -153,7 +153,7 @@ def test_a_suspended_run_whose_lease_was_taken_over_saves_nothing_more(
     assert lease.try_acquire()
     os.kill(first.process.pid, signal.SIGCONT)
 
-    assert first.ask("check").startswith("lost The run 'run' saves nothing more to")
+    assert first.ask("check").startswith("lost The run 'run' no longer saves to")
     lease.check()
     lease.release()
     assert [] == os.listdir(tmp_path)

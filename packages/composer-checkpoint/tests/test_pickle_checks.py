@@ -122,7 +122,7 @@ PICKLES = {
     "a negative length": (b"T\xff\xff\xff\xff", DAMAGED, "cannot be read"),
     "a number of many digits": (b"L" + b"9" * 1_000_000 + b"L\n", DAMAGED, "cannot be read"),
     "a class that is changed": (named("collections.OrderedDict") + b"}b", REFUSED, "changed after"),
-    "many bytes": (op(named("builtins.bytearray"), 1 << 42), REFUSED, "no list"),
+    "many bytes": (op(named("builtins.bytearray"), 1 << 42), REFUSED, "not a list"),
     "slow text": (op(named("_codecs.encode"), "\u4e00" * 10, "punycode"), REFUSED, "encoding"),
     "an array without content": (
         op(named("numpy.core.multiarray._reconstruct"), named("numpy.ndarray"), (1 << 42,), "b"), REFUSED, "array"
@@ -139,15 +139,15 @@ TENSORS = {
     "beyond its data": (tensor(2, 0, (1 << 20,), (1,)), REFUSED, "reaches beyond"),
     "an offset beyond its data": (tensor(2, 1 << 40, (1,), (1,)), REFUSED, "reaches beyond"),
     "a stride beyond its data": (tensor(2, 0, (2,), (1 << 40,)), REFUSED, "reaches beyond"),
-    "a negative offset": (tensor(2, -1, (1,), (1,)), REFUSED, "no count"),
-    "a negative size": (tensor(2, 0, (-1, -1), (1, 1)), REFUSED, "no count"),
-    "a negative count": (tensor(-1, 0, (1,), (1,)), REFUSED, "no count"),
+    "a negative offset": (tensor(2, -1, (1,), (1,)), REFUSED, "not a count"),
+    "a negative size": (tensor(2, 0, (-1, -1), (1, 1)), REFUSED, "not a count"),
+    "a negative count": (tensor(-1, 0, (1,), (1,)), REFUSED, "not a count"),
     "one value a billion times": (tensor(2, 0, (1 << 40,), (0,)), REFUSED, "over 8 bytes"),
     "a storage of terabytes": (op(named("torch.storage.UntypedStorage"), 1 << 42), REFUSED, "takes memory"),
     "a tensor of terabytes": (op(named("torch.FloatTensor"), 1 << 40), REFUSED, "takes memory"),
     "a call inside of a call": (
         op(named("torch._tensor._rebuild_from_type_v2"), named("builtins.bytearray"), named("torch.Tensor"),
-           (1 << 42,), None), REFUSED, "no list",
+           (1 << 42,), None), REFUSED, "not a list",
     ),
     "a tensor set later": (
         named("torch.Tensor") + b")\x81" + value((stored(2), 0, (1 << 40,), (1,))) + b"b", REFUSED, "reaches beyond"

@@ -38,7 +38,7 @@ def test_everything_is_read(name: str, tmp_path: Path) -> None:
     path, state = saved(tmp_path / name)
     content = read_checkpoint(path)
 
-    assert content.keys() == {"state", "rng", "sealed"}
+    assert content.keys() == {"state", "rng", "has_checksum"}
     assert content["state"].keys() == state.state_dict().keys()
     for key, value in state.model.state_dict().items():
         assert torch.equal(value, content["state"]["model"][key])

@@ -509,7 +509,7 @@ def test_file_that_exists_is_kept_unless_it_may_be_replaced(tmp_path: Path) -> N
     assert [file.name for file in tmp_path.iterdir()] == ["state.pt"]
 
 
-def test_files_are_sealed(tmp_path: Path) -> None:
+def test_files_have_a_checksum(tmp_path: Path) -> None:
     folder = Path(save_checkpoint_to_disk(tmp_path, run()))
     for name in ("model/model.pt", "optim/optim.pt", "resumption.pkl"):
         file = folder / name

@@ -45,7 +45,7 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Saved:
 def altered(saved: Saved, path: Path, change: Callable[[dict[str, Any]], Any]) -> Path:
     """A copy of a checkpoint with another description of the model."""
     content = read_checkpoint(saved[0])
-    content.pop("sealed")
+    content.pop("has_checksum")
     change(content["state"]["integrations"]["huggingface"])
     torch.save(content, path)
     return path
@@ -154,7 +154,7 @@ def test_a_checkpoint_of_ddp_with_prefixes_is_read(gpt2: Saved, tmp_path: Path) 
     state = content["state"]
     state["model"] = {f"module.{name}": value for name, value in state["model"].items()}
     state["is_model_ddp"] = True
-    content.pop("sealed")
+    content.pop("has_checksum")
     torch.save(content, tmp_path / "ddp.pt")
     restored, _ = HuggingFaceModel.hf_from_composer_checkpoint(tmp_path / "ddp.pt")
 
@@ -385,7 +385,7 @@ def test_a_file_that_is_not_such_a_checkpoint_is_an_error(gpt2: Saved, tmp_path:
     with pytest.raises(ValueError, match="is not a checkpoint of a run"):
         HuggingFaceModel.from_composer_checkpoint(tmp_path / "list.pt")
     content = read_checkpoint(gpt2[0])
-    del content["state"]["model"], content["sealed"]
+    del content["state"]["model"], content["has_checksum"]
     torch.save(content, tmp_path / "without.pt")
     with pytest.raises(ValueError, match="The checkpoint has no weights"):
         HuggingFaceModel.from_composer_checkpoint(tmp_path / "without.pt")
@@ -404,7 +404,7 @@ def test_reading_checkpoints_requires_composer_trainer(gpt2: Saved, monkeypatch:
 def test_weights_that_do_not_fit_are_an_error(gpt2: Saved, tmp_path: Path) -> None:
     content = read_checkpoint(gpt2[0])
     content["state"]["model"]["model.more"] = content["state"]["model"].pop("model.transformer.ln_f.weight")
-    content.pop("sealed")
+    content.pop("has_checksum")
     torch.save(content, tmp_path / "a.pt")
     with pytest.raises(
         RuntimeError,

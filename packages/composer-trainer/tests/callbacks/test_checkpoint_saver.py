@@ -124,7 +124,7 @@ def test_a_checkpoint_has_the_known_layout(make_trainer: MakeTrainer, tmp_path: 
     trainer.fit()
     saved = torch.load(tmp_path / "latest-rank0.pt", weights_only=False)
 
-    assert saved.keys() == {"state", "rng", "resumption", "sealed"}
+    assert saved.keys() == {"state", "rng", "resumption", "has_checksum"}
     state = saved["state"]
     assert state["timestamp"]["Timestamp"]["batch"] == 8
     assert set(state["optimizers"]["SGD"]["state"]) == {name for name, _ in trainer.state.model.named_parameters()}
@@ -138,7 +138,7 @@ def test_weights_alone_are_saved_and_loaded(make_trainer: MakeTrainer, tmp_path:
     trainer = make_trainer(save_folder=tmp_path, save_weights_only=True)
     trainer.fit()
     path = tmp_path / "latest-rank0.pt"
-    assert torch.load(path, weights_only=False).keys() == {"state", "sealed"}
+    assert torch.load(path, weights_only=False).keys() == {"state", "has_checksum"}
     assert torch.load(path, weights_only=False)["state"].keys() == {"model", "integrations", "metadata"}
 
     other = make_trainer(load_path=path, load_weights_only=True)

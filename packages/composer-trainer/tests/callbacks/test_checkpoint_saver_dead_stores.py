@@ -223,7 +223,7 @@ def test_a_store_that_hangs_while_the_lease_is_checked_does_not_hold_up_a_save(
         done.wait()
 
     trainer = make_trainer(save_folder=f"memory://{tmp_path.name}", save_interval="1ba")
-    monkeypatch.setattr(leases._Remote, "read", hang)
+    monkeypatch.setattr(leases._RemoteLeaseFile, "read", hang)
     try:
         trainer.fit()
         assert ["composer-lease-call"] * 2 == asked  # the other is the release

@@ -13,7 +13,7 @@ from torchmetrics.classification import MulticlassAccuracy
 from composer import Trainer
 from composer.core import Callback, State
 from composer.loggers import InMemoryLogger, Logger
-from composer.trainer.history import _MOST, RunHistory
+from composer.trainer.history import _MAX_LOSSES, RunHistory
 
 pyplot = pytest.importorskip("matplotlib.pyplot", reason="needs matplotlib")
 BATCHES = 5
@@ -105,14 +105,14 @@ def test_names_must_be_strings(name: Any) -> None:
 
 def test_of_a_long_run_evenly_spaced_losses_are_stored() -> None:
     history = RunHistory()
-    for batch in range(5 * _MOST + 3):
+    for batch in range(5 * _MAX_LOSSES + 3):
         history.recent.append((batch, {"loss/train/total": torch.tensor(float(batch))}))
         if len(history.recent) == 16:
             history.drop_recent(keep=8)
     points = history.series()["loss/train/total"]
 
     assert [(at, float(value)) for at, value in points] == [(8 * i, 8.0 * i) for i in range(len(points))]
-    assert _MOST // 2 < len(points) <= _MOST
+    assert _MAX_LOSSES // 2 < len(points) <= _MAX_LOSSES
 
 
 def test_a_step_reads_no_value_from_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,7 +123,7 @@ def test_a_step_reads_no_value_from_the_device(monkeypatch: pytest.MonkeyPatch) 
             torch.Tensor, name, lambda self, *a, _of=original, _name=name, **k: read.append(_name) or _of(self, *a, **k)
         )
     history = RunHistory()
-    for batch in range(_MOST + 1):
+    for batch in range(_MAX_LOSSES + 1):
         history.recent.append((batch, {"loss/train/total": torch.zeros(())}))
         if len(history.recent) == 16:
             history.drop_recent(keep=0)

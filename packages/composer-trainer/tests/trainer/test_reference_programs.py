@@ -96,7 +96,7 @@ def test_saved_metadata_are_those_of_the_state(make_trainer: Any, tmp_path: Path
     saved = torch.load(tmp_path / "latest-rank0.pt", weights_only=False)
 
     assert saved["state"]["metadata"] == trainer.state._get_state_metadata()
-    assert saved["sealed"] is True
+    assert saved["has_checksum"] is True
 
 
 @pytest.mark.filterwarnings("ignore:The ``compute`` method of metric")  # torchmetrics warns, too

@@ -54,8 +54,8 @@ class _Refused(Exception):
 def refuse(where: str, what: str) -> UnsafeCheckpointError:
     """Return the error for a file that holds `what`."""
     return UnsafeCheckpointError(
-        f"{where!r} holds {what}. No checkpoint needs that, and loading it could take all memory or endless time, so "
-        f"nothing was loaded.",
+        f"{where!r} holds {what}. No valid checkpoint contains that, and loading it could exhaust the memory or never "
+        f"end, so nothing was loaded.",
         reason=f"it holds {what}",
     )
 
@@ -371,7 +371,7 @@ class _DryRun(_Outline):
 
 def _count(value: Any) -> int:
     if type(value) is not int or value < 0:
-        raise _Refused(f"a size that is no count ({value!r:.40})")
+        raise _Refused(f"a size that is not a count ({value!r:.40})")
     return value
 
 
@@ -403,7 +403,7 @@ def _check_collection(name: str, args: tuple[Any, ...]) -> None:
     if isinstance(args[0], _Placeholder) and args[0].name == "_codecs.encode":  # how bytes are written
         return
     if not isinstance(args[0], (list, tuple, dict, set, str, bytes)):  # a number is a size, a range is endless
-        raise _Refused(f"a call of `{name}` of something that is no list")
+        raise _Refused(f"a call of `{name}` with an argument that is not a list")
     keys = (item[0] if isinstance(item, (list, tuple)) and item else item for item in args[0])
     hashes = Counter(hash(key) for key in keys if isinstance(key, int) and key.bit_length() > 60)
     if hashes and hashes.most_common(1)[0][1] > _SAME_HASH:

@@ -70,7 +70,7 @@ class Part(NamedTuple):
 
 
 class CorruptCheckpointError(RuntimeError):
-    """A checkpoint file is torn, truncated or altered. Nothing was loaded."""
+    """A checkpoint file is incomplete or modified. Nothing was loaded."""
 
     def __init__(self, path: str | os.PathLike[str], reason: str) -> None:
         super().__init__(
@@ -207,7 +207,7 @@ def _check_parts(file: io.FileIO, path: Path, parts: deque[tuple[str, Part]]) ->
             crc = crc32(block[:count], crc)
             done += count
         if done < part.size or crc != part.crc:
-            raise CorruptCheckpointError(path, f"its checksum does not match its content, in its part {name!r}")
+            raise CorruptCheckpointError(path, f"its checksum does not match its content, in its member {name!r}")
 
 
 def _read_at(file: io.FileIO, path: Path, start: int, target: memoryview) -> int:
@@ -227,7 +227,7 @@ def _verify_archive(path: Path) -> None:
     if start[:1] == b"\x80":
         return  # the format of torch before 1.6, a pickle, which has no checksums
     if start != b"PK\x03\x04":
-        raise CorruptCheckpointError(path, "it does not begin like a checkpoint")
+        raise CorruptCheckpointError(path, "it is neither a zip archive nor a pickle")
     # Readers of archives ignore a comment that is cut off or altered, but it was a checksum.
     if tail[tail.rfind(b"PK\x05\x06") + 20 :] != b"\0\0":
         raise CorruptCheckpointError(path, "the checksum at its end is cut off or altered")
@@ -237,9 +237,9 @@ def _verify_archive(path: Path) -> None:
         with zipfile.ZipFile(path) as archive:
             broken = archive.testzip()
     except (zipfile.BadZipFile, EOFError, OSError, ValueError, NotImplementedError) as error:
-        raise CorruptCheckpointError(path, f"it is not a whole archive ({error})") from error
+        raise CorruptCheckpointError(path, f"it is not a complete zip archive ({error})") from error
     if broken is not None:
-        raise CorruptCheckpointError(path, f"the checksum of its part {broken!r} does not match")
+        raise CorruptCheckpointError(path, f"the checksum of its member {broken!r} does not match")
 
 
 def parts_of_archive(file: IO[bytes], where: str | os.PathLike[str]) -> dict[str, Part]:
@@ -264,18 +264,18 @@ def parts_of_archive(file: IO[bytes], where: str | os.PathLike[str]) -> dict[str
         for info in sorted(infos, key=lambda info: -info.header_offset):
             start = info.header_offset + _HEADER + _lengths(file, info.header_offset)
             if info.compress_type != zipfile.ZIP_STORED or info.compress_size != info.file_size:
-                raise CorruptCheckpointError(where, f"its part {info.filename!r} is compressed")
+                raise CorruptCheckpointError(where, f"its member {info.filename!r} is compressed")
             if start + info.file_size > following:
-                raise CorruptCheckpointError(where, f"its part {info.filename!r} overlaps with another")
+                raise CorruptCheckpointError(where, f"its member {info.filename!r} overlaps with another")
             following = info.header_offset
             parts[info.filename] = Part(start, info.file_size, info.CRC)
             folded.add(info.filename.lower())
         if len(folded) < len(infos) or any(info.orig_filename != info.filename for info in infos):
-            raise CorruptCheckpointError(where, "two of its parts have one name")
+            raise CorruptCheckpointError(where, "two of its members have one name")
         if begin != _declared_start(file, tail):
-            raise CorruptCheckpointError(where, "its list of parts is not where it says")
+            raise CorruptCheckpointError(where, "its list of members is not at the recorded offset")
     except (zipfile.BadZipFile, EOFError, OSError, ValueError, NotImplementedError, struct.error) as error:
-        raise CorruptCheckpointError(where, f"it is not a whole archive ({error})") from error
+        raise CorruptCheckpointError(where, f"it is not a complete zip archive ({error})") from error
     return {info.filename: parts[info.filename] for info in infos}
 
 

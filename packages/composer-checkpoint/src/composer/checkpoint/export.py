@@ -56,7 +56,7 @@ def export_safetensors(
     Raises:
         FileExistsError: `path` exists, and `overwrite` is False.
         FileNotFoundError: There is no such checkpoint.
-        CorruptCheckpointError: The checkpoint is torn, truncated or altered.
+        CorruptCheckpointError: The checkpoint is incomplete or modified.
         TypeError: `source` has another type, or the model's state holds anything but dense tensors.
         ValueError: The checkpoint has no model, or both kinds of keys are given.
         OSError: The file cannot be written; an earlier one is unchanged.
@@ -102,7 +102,7 @@ def load_safetensors(
 
     Raises:
         FileNotFoundError: There is no such file.
-        CorruptCheckpointError: It is torn, truncated or altered.
+        CorruptCheckpointError: It is incomplete or modified.
         RuntimeError: `strict`, and names do not match; or shapes do not.
     """
     text = os.fspath(path)
@@ -135,7 +135,7 @@ def read_weights(path: str | os.PathLike[str], object_store: Any = None) -> Mapp
 
     Raises:
         FileNotFoundError: There is no such checkpoint.
-        CorruptCheckpointError: It is torn, truncated or altered.
+        CorruptCheckpointError: It is incomplete or modified.
         ValueError: It has no model.
     """
     text = os.fspath(path) if object_store is not None else os.path.expanduser(path)

@@ -76,7 +76,7 @@ def read_file(path: str | os.PathLike[str]) -> tuple[Any, str | None]:
 
     Raises:
         FileNotFoundError: There is no such file.
-        CorruptCheckpointError: It is torn, truncated or altered.
+        CorruptCheckpointError: It is incomplete or modified.
         UnsafeCheckpointError: It holds types whose loading could run code.
     """
     with _unpacked(Path(path).expanduser()) as plain:
@@ -91,7 +91,7 @@ def check_file(path: str | os.PathLike[str]) -> str | None:
 
     Raises:
         FileNotFoundError: There is no such file.
-        CorruptCheckpointError: It is torn, truncated or altered.
+        CorruptCheckpointError: It is incomplete or modified.
     """
     with _unpacked(Path(path).expanduser()) as plain:
         return verify(plain)
@@ -129,7 +129,7 @@ def _stream(path: Path) -> Iterator[IO[bytes]]:
             first = archive.next()
             member = None if first is None else archive.extractfile(first)
             if member is None:
-                raise CorruptCheckpointError(path, "its first member is no file")
+                raise CorruptCheckpointError(path, "its first member is not a file")
             yield opened.enter_context(member)
         elif is_compressed_pt(path.name):
             yield opened.enter_context(get_compressor(path.name).decompress(str(path)))

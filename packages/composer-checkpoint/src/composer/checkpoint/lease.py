@@ -74,7 +74,7 @@ class Lease:
             may create a new Trainer without closing the old one.
     """
 
-    def __init__(self, place: _Folder | _Remote, where: str, run_name: str, files: str) -> None:
+    def __init__(self, place: _LocalLeaseFile | _RemoteLeaseFile, where: str, run_name: str, files: str) -> None:
         self.place, self.where, self.run_name, self.files = place, where, run_name, files
         self.active = False
         self._owner: dict[str, Any] | None = None
@@ -117,7 +117,7 @@ class Lease:
                 raise FolderInUseError(self._refusal(record, advice))
             taken = self.place.take_over(record, owner)
             if taken and other is not None:
-                other._lose("another Trainer of this process")
+                other._mark_lost("another Trainer of this process")
             return taken
         state = _state_of(record.owner)
         if state == "running":
@@ -141,7 +141,7 @@ class Lease:
             log.warning(
                 "%s was in use %s by %s. This host cannot check whether that run is still alive: waiting up to %.0f "
                 "seconds for a heartbeat, and taking the folder over if there is none.",
-                self.where, "lately" if age is None else f"{age:.0f} s ago", _describe(record.owner), left,
+                self.where, "recently" if age is None else f"{age:.0f} s ago", _describe(record.owner), left,
             )  # fmt: skip
         elif self._waiting[0].heartbeat != record.heartbeat:
             raise FolderInUseError(self._refusal(record))
@@ -167,20 +167,20 @@ class Lease:
             FolderInUseError: Another run has taken it over.
         """
         if self._owner is not None and self._lost is None:
-            if isinstance(self.place, _Folder):
+            if isinstance(self.place, _LocalLeaseFile):
                 with suppress(OSError):  # the folder cannot be read now; the save will fail
                     self._renew()
             elif self._checking is None or not self._checking.is_alive():
-                self._checking = _in_thread(self._beat, _PATIENCE_SECONDS)
+                self._checking = _in_thread(self._renew_once, _PATIENCE_SECONDS)
         self.check_lost()
 
     def check_lost(self) -> None:
         """Raise as `check` does, from the result of the last heartbeat, reading nothing."""
         if self._lost is not None:
             raise FolderInUseError(
-                f"The run {self.run_name!r} saves nothing more to {self.where!r}, which {self._lost} has taken over. "
-                f"That happens when a process sends no heartbeat for {self.place.stale_seconds:.0f} seconds, as "
-                f"when it is suspended. Start this run again with another `save_folder`."
+                f"The run {self.run_name!r} no longer saves to {self.where!r}: {self._lost} has taken over the folder. "
+                f"This happens when a process sends no heartbeat for {self.place.stale_seconds:.0f} seconds, for "
+                f"example because it is suspended. Start this run again with another `save_folder`."
             )
 
     def release(self, *, wait: bool = True) -> None:
@@ -206,7 +206,7 @@ class Lease:
         )
         arguments = (weakref.ref(self), stop, self.place.heartbeat_seconds)
         with suppress(RuntimeError):  # the interpreter is about to end
-            threading.Thread(target=_beat, args=arguments, name="composer-lease", daemon=True).start()
+            threading.Thread(target=_heartbeat_loop, args=arguments, name="composer-lease", daemon=True).start()
 
     def _renew(self) -> None:
         """Renew the lease, unless another run has taken it over."""
@@ -223,18 +223,18 @@ class Lease:
         elif record.token == owner["token"]:
             self.place.renew(owner)
         elif self._owner is owner:
-            self._lose(_describe(record.owner))
+            self._mark_lost(_describe(record.owner))
 
-    def _lose(self, who: str) -> None:
+    def _mark_lost(self, who: str) -> None:
         self._lost = who
         if self._finalizer is not None:
             self._finalizer.detach()
 
-    def _beat(self) -> bool:
+    def _renew_once(self) -> bool:
         """Renew the lease once; return True if there are to be more heartbeats."""
         try:
             self._renew()
-        except Exception as error:  # noqa: BLE001 - training goes on
+        except Exception as error:  # noqa: BLE001 - training continues
             if not self._reported:
                 self._reported = True
                 log.warning("The lease on %s could not be renewed (reported once): %s", self.where, error)
@@ -254,20 +254,22 @@ def folder_lease(folder: str, run_name: str, files: str) -> Lease:
         files: The pattern of the files that the run writes there. If it holds `{run_name}`, only runs of the same name
             exclude each other.
     """
-    place = _Folder(Path(os.path.abspath(folder)) / _name(run_name, files))
+    place = _LocalLeaseFile(Path(os.path.abspath(folder)) / _name(run_name, files))
     return Lease(place, folder, run_name, files.replace("{run_name}", run_name))
 
 
 def remote_lease(storage: Storage, where: str, run_name: str, files: str) -> Lease:
     """Return the lease on a folder of a remote store; otherwise as `folder_lease`."""
-    return Lease(_Remote(storage, _name(run_name, files)), where, run_name, files.replace("{run_name}", run_name))
+    return Lease(
+        _RemoteLeaseFile(storage, _name(run_name, files)), where, run_name, files.replace("{run_name}", run_name)
+    )
 
 
 def live_patterns(folder: Path, own: Lease | None) -> list[str]:
     """Return the patterns of the files that other runs are writing in a folder now."""
     patterns: list[str] = []
     for path in sorted(folder.glob(_NAME.format("*"))):
-        place = _Folder(path)
+        place = _LocalLeaseFile(path)
         record = place.read()
         if record is None or (own is not None and own._owner is not None and record.token == own._owner["token"]):
             continue
@@ -283,15 +285,17 @@ def _name(run_name: str, files: str) -> str:
     return _NAME.format(f"-{hashlib.sha256(run_name.encode()).hexdigest()[:12]}")
 
 
-def _beat(reference: Callable[[], Lease | None], stop: threading.Event, seconds: float) -> None:
+def _heartbeat_loop(reference: Callable[[], Lease | None], stop: threading.Event, seconds: float) -> None:
     while not stop.wait(seconds):
         lease = reference()
-        if lease is None or not lease._beat():
+        if lease is None or not lease._renew_once():
             return
         del lease  # so that this thread does not keep it alive
 
 
-def _release(place: _Folder | _Remote, token: str, stop: threading.Event, pid: int, patience: list[float]) -> None:
+def _release(
+    place: _LocalLeaseFile | _RemoteLeaseFile, token: str, stop: threading.Event, pid: int, patience: list[float]
+) -> None:
     stop.set()
     if os.getpid() != pid:
         return  # a forked process has nothing to release
@@ -300,7 +304,7 @@ def _release(place: _Folder | _Remote, token: str, stop: threading.Event, pid: i
         with suppress(Exception):  # the next launch finds that this process is gone
             place.remove(token)
 
-    if isinstance(place, _Folder):
+    if isinstance(place, _LocalLeaseFile):
         remove()
         return
     _in_thread(remove, patience[0])
@@ -315,7 +319,7 @@ def _in_thread(call: Callable[[], object], seconds: float) -> threading.Thread:
     return thread
 
 
-class _Folder:
+class _LocalLeaseFile:
     """Lease file in a local folder, or on a disk that several hosts mount."""
 
     def __init__(self, path: Path) -> None:
@@ -384,7 +388,7 @@ class _Folder:
             probe.unlink(missing_ok=True)
 
 
-class _Remote:
+class _RemoteLeaseFile:
     """Lease file in a remote store.
 
     If the client offers a conditional write, one of two simultaneous launches wins. Otherwise each writes, waits a
@@ -406,7 +410,7 @@ class _Remote:
         return Record(owner.get("token", ""), owner, owner.get("beats"))
 
     def create(self, owner: dict[str, Any]) -> bool:
-        made = self.storage.write_new_text(self.name, self._text(owner))
+        made = self.storage.write_new_text(self.name, self._content(owner))
         return self._won(owner) if made is None else made
 
     def take_over(self, record: Record, owner: dict[str, Any]) -> bool:
@@ -416,14 +420,14 @@ class _Remote:
         return self._won(owner)
 
     def _won(self, owner: dict[str, Any]) -> bool:
-        self.storage.write_text(self.name, self._text(owner))
+        self.storage.write_text(self.name, self._content(owner))
         time.sleep(_SETTLE_SECONDS)
         record = self.read()
         return record is not None and record.token == owner["token"]
 
     def renew(self, owner: dict[str, Any]) -> None:
         self._beats += 1
-        self.storage.write_text(self.name, self._text(owner))
+        self.storage.write_text(self.name, self._content(owner))
 
     def remove(self, token: str) -> None:
         record = self.read()
@@ -437,7 +441,7 @@ class _Remote:
     def age(self, record: Record) -> float | None:
         return self.storage.seconds_since_written(self.name)
 
-    def _text(self, owner: dict[str, Any]) -> str:
+    def _content(self, owner: dict[str, Any]) -> str:
         return json.dumps({**owner, "beats": self._beats})
 
 

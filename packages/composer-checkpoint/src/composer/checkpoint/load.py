@@ -53,14 +53,14 @@ class CheckpointLoadOptions:
         strict: True if the file must have exactly the names that are to be loaded.
         precision: What the file's floating tensors are converted to before they are copied into the model, whose own
             precision stays; None: they are copied as they are.
-        cpu_offload: True if shards are gathered in host memory, where a single file is read anyway.
+        cpu_offload: Gather shards in host memory instead of on the device; a single file is always read into it.
         load_planner: A planner of `torch.distributed.checkpoint`; of checkpoints in shards only.
         fsdp_config: Must be None, as `shard_as_needed_during_load` is False.
         device_mesh: Must be None, likewise.
         seed: Must be 42, likewise: it would seed what sharding initializes.
 
     Raises:
-        ValueError: An argument cannot work.
+        ValueError: An argument is invalid.
     """
 
     load_model: bool = True
@@ -86,8 +86,8 @@ class CheckpointLoadOptions:
         }.items():  # fmt: skip
             if getattr(self, name) != default:
                 raise ValueError(
-                    f"`{name}` must be {default}: a model is not sharded while it is loaded. Shard it with "
-                    f"`torch.distributed.fsdp.fully_shard` before, which takes a mesh, and load into its shards."
+                    f"`{name}` must be {default}: `load_checkpoint` does not shard the model. Shard it with "
+                    f"`torch.distributed.fsdp.fully_shard`, which takes a mesh, and then load into its shards."
                 )
         if self.load_planner is not None and not self.sharded_checkpoint:
             raise ValueError("`load_planner` has no effect without `sharded_checkpoint=True`. Remove one of the two.")
@@ -121,7 +121,7 @@ def load_checkpoint(
     Raises:
         ValueError: The object that a part is to be loaded into is missing.
         FileNotFoundError: There is no such checkpoint, or it has no such part.
-        CorruptCheckpointError: It is incomplete, or a file of it is torn, truncated or altered.
+        CorruptCheckpointError: It is incomplete, or a file of it is incomplete or modified.
         UnsafeCheckpointError: It holds types whose loading could run code.
         RuntimeError: The names or shapes do not match.
     """
@@ -162,7 +162,7 @@ def load_model_checkpoint(
 
     Raises:
         FileNotFoundError: There is no such file.
-        CorruptCheckpointError: It is torn, truncated or altered.
+        CorruptCheckpointError: It is incomplete or modified.
         ValueError: It is in shards although `sharded_checkpoint` is False, or the reverse.
         RuntimeError: Names do not match, and `strict`; or shapes do not.
     """
@@ -201,7 +201,7 @@ def load_optim_checkpoint(
 
     Raises:
         FileNotFoundError: There is no such file.
-        CorruptCheckpointError: It is torn, truncated or altered.
+        CorruptCheckpointError: It is incomplete or modified.
         ValueError: The parameter groups differ; or it is in shards although `sharded_checkpoint` is False, or the
             reverse; or a selection of shards is requested.
         KeyError: `strict`, and the file holds other parameters.
@@ -239,7 +239,7 @@ def load_resumption_checkpoint(state: State, load_path: Path_) -> None:
 
     Raises:
         FileNotFoundError: There is no such file.
-        CorruptCheckpointError: It is torn, truncated or altered.
+        CorruptCheckpointError: It is incomplete or modified.
         UnsafeCheckpointError: It holds types whose loading could run code.
     """
     path = Path(load_path).expanduser()
@@ -286,7 +286,7 @@ def _check_targets(options: CheckpointLoadOptions, model: Any, optimizers: Seque
     }
     for text, lacking in needed.items():
         if lacking:
-            raise ValueError(f"{text}. Pass it, or load less.")
+            raise ValueError(f"{text}. Pass it, or set the option to False.")
 
 
 @contextmanager

@@ -302,7 +302,8 @@ def check_length(argument: str, path: str) -> None:
     name, most = os.path.basename(path), 255 - len(temporary_path(Path("_")).name)
     if len(os.fsencode(name)) > most:
         raise ValueError(
-            f"`{argument}` must give names of at most {most} bytes, got {len(os.fsencode(name))}: {name!r}."
+            f"`{argument}` must give names of at most {most} bytes, got {len(os.fsencode(name))}: {name!r}. Use "
+            f"shorter names, or a shorter `run_name`."
         )
 
 

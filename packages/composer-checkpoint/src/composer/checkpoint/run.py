@@ -20,8 +20,8 @@ from composer.checkpoint.selection import (
     IgnoreKeys,
     apply_filter,
     check_complete,
-    drop,
-    fill,
+    drop_dependents,
+    fill_left_out,
     filter_and_record,
     warn_left_out,
 )
@@ -51,7 +51,7 @@ log = logging.getLogger(__name__)
 
 VALIDATION_VARIABLE = "CHECKPOINT_VALIDATION_FUNCTION"
 _WEIGHTS = ("model", "integrations", "metadata")
-_DIVIDED = ("model", "optimizers", "algorithms")
+_SHARDED_PARTS = ("model", "optimizers", "algorithms")
 
 
 def save_checkpoint(
@@ -94,16 +94,16 @@ def save_checkpoint(
 def collect(
     state: State, *, weights_only: bool = False, ignore_keys: IgnoreKeys | None = None, gather: bool = True
 ) -> dict[str, Any]:
-    """Return the content of a checkpoint: `state`, `sealed`, and unless `weights_only` also `rng` and `resumption`.
+    """Return the content of a checkpoint: `state`, `has_checksum` and, unless `weights_only`, `rng` and `resumption`.
 
     If `ignore_keys` leaves something out, `left_out` lists its paths.
 
-    Tensors are the run's own, not copies, except those that are divided among ranks: with `gather` they are gathered on
+    Tensors are the run's own, not copies, except those that are sharded among ranks: with `gather` they are gathered on
     the host. A collective operation.
     """
     saved = state.state_dict()
     content: dict[str, Any] = {"state": {key: saved[key] for key in _WEIGHTS} if weights_only else saved}
-    content["sealed"] = True  # written with a checksum, which readers of the file then require
+    content["has_checksum"] = True  # readers of the file require it then
     if not weights_only:
         content["rng"] = reproducibility.get_rng_state()
         part = state.resumption
@@ -125,7 +125,7 @@ def load_checkpoint(
     exclude_algorithms: Sequence[str] | None = None,
     algorithm_passes: PassInput = None,
     *,
-    divide: Callable[[], None] | None = None,
+    shard: Callable[[], None] | None = None,
 ) -> list[dict[str, Any]] | None:
     """Load a run from a checkpoint that the Trainer or `save_checkpoint` wrote. Call it on every rank.
 
@@ -146,7 +146,7 @@ def load_checkpoint(
         ignore_keys: The parts not to load; see `glob_filter`.
         exclude_algorithms: Class names of algorithms of the saved run that are not to be applied.
         algorithm_passes: Passes that order the algorithms.
-        divide: A function that divides the model among ranks, if necessary. Called once, after the algorithms of the
+        shard: A function that shards the model among ranks, if necessary. Called once, after the algorithms of the
             saved run were applied to the model.
 
     Returns:
@@ -154,7 +154,7 @@ def load_checkpoint(
 
     Raises:
         FileNotFoundError: There is no such checkpoint.
-        CorruptCheckpointError: The file is torn, truncated or altered.
+        CorruptCheckpointError: The file is incomplete or modified.
         UnsafeCheckpointError: It holds types whose loading could run code.
         TypeError: `state` is not a `State`, or `path` is not a path.
         ValueError: `path` is empty; or the file lacks the model, the time or the optimizers, and they were not left out
@@ -169,22 +169,22 @@ def load_checkpoint(
         before = _keys(content, "model")
         apply_filter(ignore_keys, content)
         ignored = before - _keys(content, "model")
-        drop(content, left_out)
+        drop_dependents(content, left_out)
         if load_weights_only:
             content.get("state", {}).pop("optimizers", None)
         if "model" in content.get("state", {}):
             add_required_algorithms(
                 state, upgrade_state_dict(content["state"]), logger, exclude_algorithms, algorithm_passes
             )
-        if divide is not None:
-            divide()
-        _divide(content, state)
+        if shard is not None:
+            shard()
+        _shard_content(content, state)
     warn_left_out(os.fspath(path), left_out)
     unknown, saved = _keep_own(state, content, ignored), content.get("state")
     if saved is None:
         log.info("Nothing is loaded from %s: all parts are left out.", path)
         return None
-    fill(state, saved, left_out)
+    fill_left_out(state, saved, left_out)
     strict = strict_model_weights and not unknown
     if load_weights_only:
         if "model" in saved:
@@ -288,14 +288,14 @@ def validate(file: str | os.PathLike[str], *specs: Any) -> None:
         )
 
 
-def _divide(content: dict[str, Any], state: State) -> None:
-    """Keep or read this rank's part of each tensor that belongs to a divided parameter."""
+def _shard_content(content: dict[str, Any], state: State) -> None:
+    """Keep or read this rank's part of each tensor that belongs to a sharded parameter."""
     named = unwrapped_model(state.model).named_parameters(remove_duplicate=False)  # with all names of tied weights
     own = {name: parameter for name, parameter in named if is_sharded(parameter)}
     parameters = {**own, **{f"module.{name}": p for name, p in own.items()}}  # in files of DDP
     saved = content.get("state") or {}
     if parameters:
-        saved.update({part: shard_tensors(saved[part], parameters) for part in _DIVIDED if part in saved})
+        saved.update({part: shard_tensors(saved[part], parameters) for part in _SHARDED_PARTS if part in saved})
     content.update(fill_shards(content, parameters))
 
 
@@ -334,7 +334,7 @@ def read_checkpoint(path: str | os.PathLike[str], keys: Sequence[str] | None = N
 
     Raises:
         FileNotFoundError: There is no such checkpoint.
-        CorruptCheckpointError: It is torn, truncated or altered.
+        CorruptCheckpointError: It is incomplete or modified.
         UnsafeCheckpointError: It holds types whose loading could run code.
 
     Example:

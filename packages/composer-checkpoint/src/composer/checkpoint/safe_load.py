@@ -51,7 +51,7 @@ def safe_torch_load(
 
     Raises:
         FileNotFoundError: There is no such file.
-        CorruptCheckpointError: It is torn, truncated or altered.
+        CorruptCheckpointError: It is incomplete or modified.
         UnsafeCheckpointError: It holds other types, which the message names; its pickle protocol is one that torch
             does not read safely; or loading it could take time or memory out of proportion to its size.
         MemoryError: It is larger than the free memory.
@@ -67,10 +67,10 @@ def safe_torch_load(
         raise FileNotFoundError(f"There is no checkpoint {str(file)!r}.")
     with open_checked(file) as checked:
         loaded = _load(file, checked, map_location)
-    if checked.saved_as is None and isinstance(loaded, dict) and loaded.get("sealed"):
+    if checked.saved_as is None and isinstance(loaded, dict) and loaded.get("has_checksum"):
         reason = (
             "the checksum at its end is missing or altered (if you have changed and saved it yourself with "
-            "`torch.save`, remove its entry 'sealed' before)"
+            "`torch.save`, remove its entry 'has_checksum' before)"
         )
         raise CorruptCheckpointError(file, reason)
     return loaded
@@ -115,7 +115,7 @@ def load_plain(stream: Any, what: str) -> Any:
         except pickle.UnpicklingError as error:
             names = _listed(set(_NAMES.findall(str(error)))) or "anything but plain data"
             raise UnsafeCheckpointError(
-                f"Of a checkpoint, {what} holds {names}, whose loading could run code, so nothing was loaded.",
+                f"{what} of a checkpoint holds {names}, whose loading could run code, so nothing was loaded.",
                 reason=f"it holds {names}",
             ) from error
         except (RuntimeError, EOFError, ValueError, TypeError, AttributeError, LookupError, MemoryError) as error:

@@ -64,7 +64,7 @@ def read_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, torch.Tensor],
 
     Raises:
         FileNotFoundError: There is no such file.
-        CorruptCheckpointError: It is torn, truncated or altered.
+        CorruptCheckpointError: It is incomplete or modified.
     """
     from safetensors import SafetensorError, safe_open
 

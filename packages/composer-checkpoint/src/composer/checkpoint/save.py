@@ -82,7 +82,7 @@ class CheckpointSaveOptions:
         ignore_keys: Patterns of names not to save.
 
     Raises:
-        ValueError: An argument cannot work.
+        ValueError: An argument is invalid.
     """
 
     save_frequency: str | int | Time[Any] | Callable[[State, Event], bool] = "1ep"
@@ -219,6 +219,14 @@ def save_optim_to_disk(
         include_keys: Patterns of the parameters to save the state of; None: all.
         ignore_keys: Patterns of parameters to leave out.
         overwrite: Replace an existing one.
+
+    Returns:
+        The path; None on ranks that do not write.
+
+    Raises:
+        FileExistsError: It exists, and `overwrite` is False.
+        OSError: It cannot be written.
+        ValueError: A pattern or `precision` is invalid.
     """
     folder = _local(destination_dir)
     content = get_optim_state_dict(model, optimizer, sharded_checkpoint, precision, include_keys, ignore_keys)
@@ -237,14 +245,17 @@ def save_composer_metadata_to_disk(
 
     Args:
         destination_file_path: The file, such as `composer_metadata.json`; an existing one is replaced.
-        model: As in `get_metadata_state_dict`, and so are the others.
-        sharded_state_dict: See above.
-        precision: See above.
-        device: See above.
-        device_train_microbatch_size: See above.
+        model: The model, for `get_metadata_state_dict`.
+        sharded_state_dict: True if the checkpoint is in shards; None: unknown.
+        precision: The precision of the run.
+        device: The device of the run.
+        device_train_microbatch_size: The number of samples in a forward pass.
 
     Returns:
         The path; None on ranks that do not write.
+
+    Raises:
+        OSError: It cannot be written.
     """
     target = _local(destination_file_path)
     content = get_metadata_state_dict(model, sharded_state_dict, precision, device, device_train_microbatch_size)
@@ -260,8 +271,15 @@ def save_composer_metadata_to_disk(
 def save_resumption_state_to_disk(state: State, destination_dir: str | os.PathLike[str]) -> str | None:
     """Write the state besides model and optimizers to `resumption.pkl`, replacing an existing file.
 
+    Args:
+        state: The run.
+        destination_dir: The folder.
+
     Returns:
         The path; None on ranks that do not write.
+
+    Raises:
+        OSError: It cannot be written.
     """
     target = _local(destination_dir) / RESUMPTION_NAME
     content = get_resumption_state_dict(state)

@@ -25,8 +25,8 @@ __all__ = [
     "check_keys",
     "check_precision",
     "converted",
-    "drop",
-    "fill",
+    "drop_dependents",
+    "fill_left_out",
     "filter_and_record",
     "glob_filter",
     "selected",
@@ -191,8 +191,8 @@ def check_complete(path: str, content: dict[str, Any], left_out: Iterable[str], 
     left_out_paths = {*left_out}
     if "state" in left_out_paths:
         return
-    own = bool(content.get("sealed"))  # files of other programs have no `left_out`
-    required = ("model",) if weights else ("model", "timestamp", "optimizers") if own else ("timestamp",)
+    written_by_us = bool(content.get("has_checksum"))  # files of other programs have no `left_out`
+    required = ("model",) if weights else ("model", "timestamp", "optimizers") if written_by_us else ("timestamp",)
     missing = [
         part
         for part in required
@@ -222,7 +222,7 @@ def warn_left_out(path: str, left_out: list[str]) -> None:
     )
 
 
-def drop(content: dict[str, Any], left_out: Iterable[str]) -> None:
+def drop_dependents(content: dict[str, Any], left_out: Iterable[str]) -> None:
     """Remove the rest of parts that are useless without what was left out of them."""
     for path in left_out:
         part, _, rest = path.partition("/")
@@ -235,7 +235,7 @@ def drop(content: dict[str, Any], left_out: Iterable[str]) -> None:
         _remove_empty(content, path)
 
 
-def fill(state: State, saved: dict[str, Any], left_out: Iterable[str]) -> None:
+def fill_left_out(state: State, saved: dict[str, Any], left_out: Iterable[str]) -> None:
     """Insert the run's own values for what was left out of parts of its state.
 
     Args:

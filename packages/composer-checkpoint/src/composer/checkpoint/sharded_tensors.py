@@ -46,7 +46,7 @@ def is_sharded(value: Any) -> bool:
 
 
 def shard_like(whole: torch.Tensor, like: Any) -> torch.Tensor:
-    """Return this rank's part of a tensor that all ranks have, divided as another of the same shape. No communication.
+    """Return this rank's part of a tensor that all ranks have, sharded as another of the same shape. No communication.
 
     Args:
         whole: The tensor.

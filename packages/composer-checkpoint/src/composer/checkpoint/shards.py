@@ -1,7 +1,7 @@
 """Checkpoints in shards: a folder that all ranks write together.
 
 `write_shards` and `read_shards` use the format of `torch.distributed.checkpoint`. The checkpoint of a run adds one
-file for everything that is not divided among ranks::
+file for everything that is not sharded among ranks::
 
     ep1-ba100/__0_0.distcp        the shards that rank 0 wrote
               __1_0.distcp        and so on
@@ -469,7 +469,7 @@ def write_run(content: dict[str, Any], folder: Path, overwrite: bool) -> None:
     """Write the checkpoint of a run in shards atomically. A collective operation.
 
     Args:
-        content: The content, on each rank with its parts of the divided tensors.
+        content: The content, on each rank with its parts of the sharded tensors.
         folder: The folder to create, on a disk that all ranks share.
         overwrite: Replace an existing one.
 
@@ -531,7 +531,7 @@ def check_run(folder: Path) -> str | None:
         The name under which it was saved; None if neither it nor checksums are recorded.
 
     Raises:
-        CorruptCheckpointError: A file of it is missing, torn, truncated or altered.
+        CorruptCheckpointError: A file of it is missing, incomplete or modified.
     """
     if _is_indexed(folder):  # which has read the index, and checked the sizes of the files
         return None
@@ -551,7 +551,7 @@ def read_run(folder: Path) -> tuple[dict[str, Any], str | None]:
         The content, and the name under which it was saved; None if it is not recorded.
 
     Raises:
-        CorruptCheckpointError: A file of it is missing, torn, truncated or altered.
+        CorruptCheckpointError: A file of it is missing, incomplete or modified.
         UnsafeCheckpointError: It holds types whose loading could run code.
     """
     if _is_indexed(folder):
@@ -606,13 +606,13 @@ def identify_run(path: Path) -> tuple[str, int] | None:
 
 
 def fill_shards(content: Any, parameters: Mapping[str, torch.Tensor]) -> Any:
-    """Read the shards: this rank's part of tensors that belong to a divided parameter, other tensors whole.
+    """Read the shards: this rank's part of tensors that belong to a sharded parameter, other tensors whole.
 
     A collective operation.
 
     Args:
         content: The content that `read_run` returned, or a part of it.
-        parameters: The divided parameters by name.
+        parameters: The sharded parameters by name.
 
     Returns:
         The content with tensors.

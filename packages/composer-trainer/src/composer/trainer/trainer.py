@@ -604,7 +604,7 @@ class Trainer(_RejectsRemovedArguments):
             options.load_ignore_keys,
             options.load_exclude_algorithms,
             passes,
-            divide=lambda: parallel.shard(state),
+            shard=lambda: parallel.shard(state),
         )
         if options.branch_duration is not None and state.run_name == run_name:
             raise ValueError(

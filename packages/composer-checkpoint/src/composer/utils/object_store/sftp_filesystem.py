@@ -73,8 +73,8 @@ class KnownHostFileSystem(SFTPFileSystem):  # type: ignore[misc]  # fsspec has n
         except paramiko.BadHostKeyException as error:
             self.client.close()
             raise UnknownHostError(
-                f"The host {self.host} has another key than the known one, as if it were another machine. Remove the "
-                f"old key from the file of known hosts only if its change is known. ({error})"
+                f"The key of the host {self.host} differs from the known one; it may be another machine. Remove the "
+                f"old key from the file of known hosts only if you know why it changed. ({error})"
             ) from error
         except BaseException:
             self.client.close()
