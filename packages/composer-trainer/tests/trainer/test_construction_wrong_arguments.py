@@ -72,7 +72,7 @@ WRONG: dict[str, list[Any]] = {
     "eval_subset_num_batches": [0, -2, 1.5, "2"],
     "callbacks": [Callback, 3, [DeviceCPU()]],
     "loggers": [LoggerDestination, 3, [Callback()]],
-    "run_name": [3, True, Path],
+    "run_name": [3, True, Path, "../run", "/run"],
     "progress_bar": FLAGS,
     "log_to_console": FLAGS,
     "console_stream": ["stdin", 3, None],
