@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import gc
+import logging
 import multiprocessing
 import os
 import subprocess
 import sys
 import threading
 import time
+import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
 import torch
 from store_servers import forward
 
+from composer.checkpoint.backend_uploads import Backend
 from composer.checkpoint.storage import storage_of
 from composer.core import Event, State
 from composer.core.engine import Engine
@@ -305,6 +311,63 @@ def test_all_ranks_learn_that_the_first_one_cannot_upload(tmp_path: Path) -> Non
     assert second == f"RuntimeError: Rank 0 cannot upload to libcloud://nowhere: rank 0: {first}"
 
 
+class SilentStore(ObjectStore):
+    """A store that does not answer."""
+
+    error: ClassVar[type[Exception]]
+
+    def __init__(self, bucket: str) -> None:
+        pass
+
+    def upload_object(self, object_name: str, filename: Any, callback: Any = None, **kwargs: Any) -> None:
+        raise self.error("no answer")
+
+
+def _start_run_with_silent_store(error: type[Exception]) -> list[str]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SilentStore, "error", error, raising=False)
+        patch.setattr("composer.utils.object_store.utils.S3ObjectStore", SilentStore)
+        uploader = RemoteUploaderDownloader("s3://bucket", use_procs=False)
+        state = State(model=torch.nn.Linear(1, 1), max_duration="1ep", run_name="run", dataloader=[], device="cpu")
+        state.callbacks = [uploader]
+        engine = Engine(state, Logger(state, [uploader]))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            engine.run_event(Event.INIT)
+        engine.close()
+        return [str(warning.message) for warning in caught]
+
+
+@pytest.mark.parametrize("error", [TimeoutError, ConnectionResetError])
+def test_all_ranks_go_on_without_a_store_that_does_not_answer(error: type[Exception]) -> None:
+    (first,), (second,) = run_on_ranks(_start_run_with_silent_store, 2, error)
+    assert f"`RemoteUploaderDownloader.init` failed: {error.__name__}: no answer. The run goes on" in first
+    kind = "TimeoutError" if error is TimeoutError else "ConnectionError"
+    cause = f"rank 0: {error.__name__}: no answer"
+    assert f"failed: {kind}: Rank 0 cannot upload to s3://bucket: {cause}. The run goes on" in second
+
+
+def _init_without_group(folder: str, make: type[RemoteUploader] | type[RemoteUploaderDownloader]) -> str:
+    kwargs = {"provider": "local", "provider_kwargs": {"key": folder}}
+    state: Any = SimpleNamespace(run_name="run")
+    logger: Any = None
+    try:
+        if issubclass(make, RemoteUploader):
+            make("libcloud://nowhere", kwargs).init()
+        else:
+            make("libcloud://nowhere", kwargs, use_procs=False).init(state, logger)
+    except Exception as error:  # noqa: BLE001 - the test compares it
+        return f"{type(error).__name__}: {error}"
+    return "went on"
+
+
+@pytest.mark.parametrize("make", [RemoteUploader, RemoteUploaderDownloader])
+def test_without_a_process_group_only_rank_0_checks(make: Any, tmp_path: Path) -> None:
+    first, second = run_on_ranks(_init_without_group, 2, str(tmp_path), make, backend=None)
+    assert "There is no object local://nowhere" in first
+    assert second == "went on"
+
+
 @pytest.mark.parametrize("make", [RemoteUploader, RemoteUploaderDownloader])
 def test_passwords_are_not_told_to_other_ranks(make: Any, state: State, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(**arguments: Any) -> None:
@@ -312,7 +375,8 @@ def test_passwords_are_not_told_to_other_ranks(make: Any, state: State, monkeypa
 
     monkeypatch.setattr("composer.utils.object_store.utils.SFTPObjectStore", refuse)
     monkeypatch.setattr("composer.utils.dist.get_global_rank", lambda: 1)
-    reply = [("rank 0: PermissionError: who are you?", None)]
+    monkeypatch.setattr("composer.utils.dist.is_initialized", lambda: True)
+    reply = [((RuntimeError, "rank 0: PermissionError: who are you?"), None)]
     monkeypatch.setattr("composer.utils.dist.all_gather_object", lambda value: reply)
     uploader = make("sftp://me:secret@host/run")
     with pytest.raises(RuntimeError, match=r"^Rank 0 cannot upload to sftp://me:\.\.\.@host: rank 0: Perm"):
@@ -348,7 +412,14 @@ def test_what_a_uri_gives(uri: str, name: str, bucket: str, arguments: dict[str,
             ["sftp://me@host/data/a", "sftp://me@host//database", "sftp://me@host//a"],
         ),
         ("sftp://host//", ["sftp://host//data/a"], ["sftp://host/data/a"]),
+        (
+            "sftp://me:secret@host:22",
+            ["sftp://me@host/a", "sftp://me@HOST/a", "sftp://me:other@host/a"],
+            ["sftp://host/a", "sftp://me@host:23/a"],
+        ),
+        ("sftp://h//a%20b", ["sftp://h//a%20b/x", "sftp://h//a b/x"], ["sftp://h//a/x", "sftp://h//a%2520b/x"]),
         ("oci://b@n", ["oci://b@n/a"], ["oci://b@m/a", "oci://b/a"]),
+        ("oci://b@", ["oci://b/a", "oci://b@/a"], ["oci://b@n/a"]),
         ("azure://c", ["azure://c/a", "libcloud://c/a"], ["azure://d/a"]),
         ("libcloud://c", ["libcloud://c/a"], ["azure://c/a"]),
     ],
@@ -369,6 +440,93 @@ def test_an_uploader_for_a_uri_serves_it_and_is_the_only_one(uri: str) -> None:
     assert made.serves(f"{uri}/a")
     with pytest.warns(UserWarning, match="There already exists a RemoteUploaderDownloader object to handle"):
         assert maybe_create_remote_uploader_downloader_from_uri(f"{uri}/b", made) is None
+
+
+@pytest.mark.parametrize(
+    ("uri", "arguments"),
+    [
+        ("sftp://h//", {}),
+        ("sftp://h", {}),
+        ("sftp://h:22/data", {}),
+        ("sftp://me:secret@h//a%20b", {}),
+        ("sftp://h", {"username": "me", "port": 23, "cwd": "/data"}),
+    ],
+)
+def test_a_store_of_sftp_serves_the_uris_that_it_returns(uri: str, arguments: dict[str, Any]) -> None:
+    backend = Backend.of_uri(uri, arguments)
+    assert backend.name_of(backend.build().get_uri("x/y")) == "x/y"
+
+
+def test_uris_and_names_find_the_same_file(
+    make: Callable[..., RemoteUploaderDownloader], state: State, file: Path, tmp_path: Path
+) -> None:
+    uploader = make(file_path_format_string="{run_name}/{remote_file_name}")
+    uploader.init(state, Logger(state, []))
+    uploader.upload_file(state, "libcloud://bucket/a", file, overwrite=True)
+    uploader.fit_end(state, Logger(state, []))
+    for number, name in enumerate(("a", "libcloud://bucket/a")):
+        assert uploader.get_uri_for_file(name) == "local://bucket/my-run/a"
+        uploader.download_file(name, str(tmp_path / str(number)), progress_bar=False)
+        assert (tmp_path / str(number)).read_text() == "content"
+    with pytest.raises(ValueError, match=r"a URI in libcloud://bucket, got 's3://me:\.\.\.@other/a'"):
+        uploader.get_uri_for_file("s3://me:secret@other/a")
+    with pytest.raises(ValueError, match="a URI in libcloud://bucket, got 's3://other/a'"):
+        uploader.download_file("s3://other/a", str(tmp_path / "b"), progress_bar=False)
+
+
+def test_a_name_that_leaves_the_bucket_is_refused_and_leaves_no_copy(
+    make: Callable[..., RemoteUploaderDownloader], state: State, file: Path
+) -> None:
+    first = make()
+    first.init(state, Logger(state, []))
+    with pytest.raises(ValueError, match="must be relative to the folder and stay in it"):
+        first.upload_file(state, "../x", file, overwrite=True)
+    second = RemoteUploader("libcloud://bucket", first.backend_kwargs)
+    with pytest.raises(ValueError, match="must be relative to the folder and stay in it"):
+        second.upload_file_async("../x", file, overwrite=True)
+    folders = [first._staging, second._staging]
+    first.post_close()
+    second.wait_and_close()
+    assert [folder is not None and folder.exists() for folder in folders] == [False, False]
+
+
+def test_a_remote_uploader_does_not_keep_uploads_that_are_done(
+    bucket: Path, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        logging.getLogger("composer.checkpoint.upload"), "disabled", True
+    )  # pytest keeps what is logged
+    kwargs = {"provider": "local", "provider_kwargs": {"key": str(bucket.parent)}}
+    uploader = RemoteUploader("libcloud://bucket", kwargs, num_concurrent_uploads=1)
+    for end in (uploader.check_workers, uploader.wait):
+        uploads = []
+        for name in ("a", "b", "c"):  # the first error is kept, and what the thread has uploaded last
+            (bucket / name).touch()
+            future = uploader.upload_file_async(name, file, overwrite=False)
+            assert isinstance(future.exception(60), FileExistsError)
+            uploads.append(weakref.ref(future))
+            del future
+        with pytest.raises(FileExistsError, match="/a already exists"):
+            end()
+        gc.collect()
+        assert uploads[1]() is None
+        found = uploader.check_remote_files_exist_async(["b"], 60, 0.01)
+        assert found.result(60) is RemoteFilesExistingCheckStatus.ERROR
+    uploader.wait_and_close()
+
+
+def test_messages_about_uris_have_no_passwords() -> None:
+    calls: list[Callable[[str], Any]] = [
+        RemoteUploader,
+        lambda uri: maybe_create_remote_uploader_downloader_from_uri(uri, []),
+    ]
+    for call in calls:
+        with pytest.raises(NotImplementedError, match=r"as in 'nowhere://me:\.\.\.@host/a'\."):
+            call("nowhere://me:secret@host/a")
+    first = maybe_create_remote_uploader_downloader_from_uri("sftp://me:secret@host/a", [])
+    assert first is not None
+    with pytest.warns(UserWarning, match=r"to handle the uri 'sftp://me:\.\.\.@host/b'"):
+        maybe_create_remote_uploader_downloader_from_uri("sftp://me:secret@host/b", first)
 
 
 def test_an_uploader_for_a_uri() -> None:
@@ -505,7 +663,8 @@ def test_higher_local_ranks_upload_later(
     monkeypatch.setenv("COMPOSER_LOCAL_RANK_STAGGER_SECONDS", "0.1")
     monkeypatch.setattr("composer.utils.dist.get_local_rank", lambda: 2)
     pauses: list[float] = []
-    monkeypatch.setattr("composer.checkpoint.backend_uploads.time.sleep", pauses.append)
+    # Not `time.sleep` itself: a thread of an earlier test may be pausing between its attempts.
+    monkeypatch.setattr("composer.checkpoint.backend_uploads.time", SimpleNamespace(sleep=pauses.append))
     uploader = gated()
     uploader.init(state, Logger(state, []))
     GatedStore.gate.set()

@@ -14,9 +14,20 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
+import composer.utils
 from composer.checkpoint import durable
 from composer.checkpoint import storage as stores
-from composer.checkpoint.storage import Storage, StorageError, explain_error, is_transient, storage_of
+from composer.checkpoint.checksum import CorruptCheckpointError
+from composer.checkpoint.storage import (
+    Storage,
+    StorageError,
+    explain_error,
+    is_transient,
+    storage_in,
+    storage_of,
+    without_password,
+)
+from composer.checkpoint.store_base import ObjectStore
 
 SECONDS = 0.01  # between attempts
 
@@ -339,6 +350,21 @@ def test_a_missing_package_is_named(uninstall: Callable[[str], None]) -> None:
             ModuleNotFoundError, match=f"://bucket(/run)? needs a package .* Run `pip install {module}`"
         ):
             storage_of(f"{scheme}://bucket/run")
+
+
+def test_passwords_do_not_get_into_messages(tmp_path: Path) -> None:
+    assert without_password("ftp://me:secret@host/a:b@c") == "ftp://me:...@host/a:b@c"
+    assert without_password("ftp://me:se@cret@host") == "ftp://me:...@host"
+    assert without_password("oci://bucket@namespace/a") == "oci://bucket@namespace/a"
+    storage = storage_in(ObjectStore, "mine://me:secret@host/run")
+    with pytest.raises(PermissionError, match=r"^mine://me:\.\.\.@host/run/a cannot be removed"):
+        storage.delete("a")
+    with pytest.raises(NotImplementedError, match=r"as in 'nowhere://me:\.\.\.@host/a'\."):
+        composer.utils.maybe_create_object_store_from_uri("nowhere://me:secret@host/a")
+    storage_of("memory://me:secret@bucket").write_text("a.symlink", "b")
+    with pytest.raises(FileNotFoundError, match=r"^'memory://me:\.\.\.@bucket/a\.symlink' links to 'b'"):
+        composer.utils.get_file("memory://me:secret@bucket/a", tmp_path / "a", progress_bar=False)
+    assert "'ftp://me:...@host/a' is damaged" in str(CorruptCheckpointError("ftp://me:secret@host/a", "it is torn"))
 
 
 def test_an_unknown_scheme_is_refused() -> None:

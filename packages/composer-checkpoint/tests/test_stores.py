@@ -143,6 +143,17 @@ def test_a_store_keeps_the_contract(kind: str, make_store: Callable[..., Any], t
         assert store.get_uri("a/b").endswith("/a/b")
 
 
+@pytest.mark.parametrize("kind", ["libcloud", "uc"])
+def test_a_missing_object_leaves_no_folder(kind: str, make_store: Callable[..., Any], tmp_path: Path) -> None:
+    store = make_store(kind)
+    with pytest.raises(FileNotFoundError):
+        store.download_object("none", tmp_path / "new" / "a")
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "a").touch()
+    with pytest.raises(FileExistsError):
+        store.download_object("none", tmp_path / "a")
+
+
 @pytest.mark.parametrize("kind", ["libcloud", "uc", "mlflow"])
 def test_a_store_without_fsspec_is_a_storage(kind: str, make_store: Callable[..., Any], tmp_path: Path) -> None:
     store = make_store(kind)
@@ -350,14 +361,16 @@ def test_an_uploader_takes_uris_in_its_folder_of_sftp(sftp: Any, tmp_path: Path)
     (tmp_path / "a").write_text("x")
     (tmp_path / "data").mkdir()
     state = State(model=torch.nn.Linear(1, 1), max_duration="1ep", run_name="run", dataloader=[], device="cpu")
-    for number, bucket in enumerate((f"{host}/{tmp_path}/data", f"{host}/data", host)):  # home is `tmp_path`
+    folders = (f"{host}/{tmp_path}/data", f"{host}/data", host, f"{host}/{tmp_path}/more%20data")
+    for number, bucket in enumerate(folders):  # home is `tmp_path`
         uploader = RemoteUploaderDownloader(bucket, use_procs=False)
         uploader.init(state, Logger(state, []))
         uploader.upload_file(state, f"{bucket}/run/{number}", tmp_path / "a", overwrite=False)
+        assert uploader.serves(uploader.get_uri_for_file("x"))
         uploader.post_close()
 
     written = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("run/*"))
-    assert written == ["data/run/0", "data/run/1", "run/2"]
+    assert written == ["data/run/0", "data/run/1", "more data/run/3", "run/2"]
 
 
 def test_a_host_with_another_key_is_refused_at_once(sftp: Any, tmp_path: Path) -> None:
@@ -446,6 +459,25 @@ def test_a_wrong_bucket_is_refused_at_once(kind: Callable[..., Any]) -> None:
             kind(bucket)
     with pytest.raises(TypeError, match="`bucket` must be a string, the name of a bucket, got None"):
         kind(None)
+
+
+def test_a_store_of_oci_must_name_its_bucket_and_need_not_name_a_namespace(oci: Any) -> None:
+    with pytest.raises(ValueError, match="`bucket` must name the bucket, as in 'bucket@namespace', got '@namespace'"):
+        OCIObjectStore("@namespace")
+    store = OCIObjectStore("bucket@")
+    assert (store.bucket, store.namespace, store.get_uri("a")) == ("bucket", "my-namespace", "oci://bucket/a")
+
+
+def test_uris_of_sftp_tell_the_root_from_the_home() -> None:
+    uris = [SFTPObjectStore(host).get_uri("x") for host in ("sftp://h", "sftp://h/", "sftp://h//", "sftp://h//data/")]
+    assert uris == ["sftp://h/x", "sftp://h/x", "sftp://h//x", "sftp://h//data/x"]
+
+
+def test_messages_about_a_wrong_host_have_no_passwords() -> None:
+    for host in ("ssh://me:secret@host", "sftp://me:secret@host/a?b=c"):
+        with pytest.raises(ValueError, match=r"://me:\.\.\.@host") as caught:
+            SFTPObjectStore(host)
+        assert "secret" not in str(caught.value)
 
 
 def test_a_store_without_its_container_or_host_is_refused(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from composer.checkpoint import upload as uploads
 from composer.checkpoint.storage import Storage, StorageError, storage_of
-from composer.checkpoint.upload import Uploader
+from composer.checkpoint.upload import Uploader, upload_file
 
 
 @pytest.fixture(autouse=True)
@@ -286,13 +286,56 @@ def test_waiting_ends(storage: GatedStorage, file: Callable[[str], Path]) -> Non
         thread.join(20)
 
 
+def test_an_upload_cannot_be_cancelled(storage: GatedStorage, file: Callable[[str], Path]) -> None:
+    gate = storage.gates["a"] = storage.gates["b"] = threading.Event()
+    uploader = Uploader(storage, timeout=0.05)
+    uploads = [uploader.upload(file(name), name, overwrite=True) for name in ("a", "b")]  # one runs, one is queued
+    assert [False, False] == [upload.cancel() for upload in uploads]
+    with pytest.raises(TimeoutError):
+        uploader.wait()
+    gate.set()
+
+    for name, upload in zip(("a", "b"), uploads, strict=True):
+        with pytest.raises(TimeoutError, match=rf"/{name}\.pt was not uploaded to memory://bucket/run/{name}\."):
+            upload.result(0)
+    for thread in uploader._threads:
+        thread.join(20)
+
+
+def test_messages_of_uploads_have_no_passwords(file: Callable[[str], Path], caplog: pytest.LogCaptureFixture) -> None:
+    uri, shown = "memory://me:secret@bucket/run", r"memory://me:\.\.\.@bucket/run"
+    assert upload_file(file("a"), uri) == f"{uri}/a.pt"
+    with pytest.raises(FileExistsError, match=f"^{shown}/a.pt already exists"):
+        upload_file(file("a"), uri)
+    uploader = Uploader(storage_of(uri))
+    uploader.upload(file("a"), "a.pt", overwrite=False)
+    with pytest.raises(FileExistsError, match=f"^{shown}/a.pt already exists, but overwrite"):
+        uploader.close()
+
+    gate = threading.Event()
+    uploader = Uploader(storage_of(uri), timeout=0.05, send=lambda path, name, progress: assert_set(gate))
+    upload = uploader.upload(file("b"), "b", overwrite=True)
+    uploader._finish_at_exit()
+    gate.set()
+    with pytest.raises(TimeoutError, match=f"was not uploaded to {shown}/b"):
+        upload.result(0)
+    for thread in uploader._threads:
+        thread.join(20)
+    assert "b.pt was not uploaded to memory://me:...@bucket/run/b." in caplog.text
+    assert "secret" not in caplog.text
+
+
+def assert_set(gate: threading.Event) -> None:
+    assert gate.wait(20)
+
+
 def test_closing_ends_the_threads(storage: GatedStorage, file: Callable[[str], Path]) -> None:
     uploader = Uploader(storage, concurrent=2)
     uploader.upload(file("a"), "a", overwrite=True)
     uploader.upload(file("b"), "b", overwrite=True)
     uploader.close()
 
-    assert [False, False] == [thread.is_alive() for thread in uploader._threads]
+    assert not any(thread.is_alive() for thread in uploader._threads)
 
 
 def _use_in_child(uploader: Uploader, path: Path) -> None:

@@ -11,23 +11,41 @@ import threading
 import time
 import uuid
 from collections.abc import Mapping
-from concurrent.futures import ProcessPoolExecutor, wait
+from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from composer.checkpoint.names import MLFLOW_EXPERIMENT_ID_FORMAT_KEY, MLFLOW_RUN_ID_FORMAT_KEY
 from composer.checkpoint.ranks import on_first_rank
 from composer.checkpoint.remote_paths import AZURE_ARGUMENTS
-from composer.checkpoint.storage import Progress, Storage, check_bucket, split_uri, storage_in
+from composer.checkpoint.storage import (
+    Progress,
+    Storage,
+    authority_of,
+    check_bucket,
+    split_uri,
+    storage_in,
+    without_password,
+)
 from composer.checkpoint.store_base import ObjectStore
-from composer.checkpoint.upload import Send
+from composer.checkpoint.upload import Send, Uploader
 from composer.loggers.spi import call_at_exit
 from composer.utils import dist, parse_uri, partial_format
 from composer.utils.object_store import utils as object_stores
 
-__all__ = ["CREDENTIALS_FILE", "Backend", "UploadProcesses", "fill_mlflow_ids", "has_mlflow_ids", "stage", "stagger"]
+__all__ = [
+    "CREDENTIALS_FILE",
+    "Backend",
+    "UploadProcesses",
+    "fill_mlflow_ids",
+    "has_mlflow_ids",
+    "stagger",
+    "upload_copy",
+]
 
 log = logging.getLogger(__name__)
 
@@ -87,24 +105,42 @@ class Backend:
         """Return the name that the object of a URI has in this store; None if the URI is in another one.
 
         For SFTP, only a path after two slashes is absolute, as for `SFTPObjectStore`, and the URI must be in the folder
-        of the store. All URIs of Databricks count as in this store, whichever volume they name.
+        of the store; its password is ignored. All URIs of Databricks count as in this store, whichever volume they
+        name.
         """
         scheme, bucket, path = split_uri(uri)
         if scheme == "azure":
             if str(self.arguments.get("provider")).upper() != AZURE_ARGUMENTS["provider"]:
                 return None
             scheme = "libcloud"
-        if f"{scheme}://{bucket}" != self.uri:
-            return None
         if scheme != "sftp":
-            return path
+            return path if f"{scheme}://{bucket}" == self.uri else None
+        if not self.uri.startswith("sftp://") or self._login(uri) != self._login(self.uri):
+            return None
         inside = _folder_in(uri)
-        folder = _folder_in(str(self.arguments["host"])) or str(self.arguments.get("cwd", ""))
-        folder = folder.rstrip("/") or folder[:1]
-        if not folder:  # the home of the user
-            return None if inside.startswith("/") else inside
-        start = f"{folder.rstrip('/')}/"
-        return inside[len(start) :] if inside == folder or inside.startswith(start) else None
+        given = _folder_in(str(self.arguments["host"]))
+        # The store decodes the folder of its own URI, and the URIs that it returns have the decoded one.
+        for folder in (given, unquote(given)) if given else (str(self.arguments.get("cwd", "")),):
+            folder = folder.rstrip("/") or folder[:1]
+            if not folder:  # the home of the user
+                return None if inside.startswith("/") else inside
+            start = f"{folder.rstrip('/')}/"
+            if inside == folder or inside.startswith(start):
+                return inside[len(start) :]
+        return None
+
+    def _login(self, uri: str) -> tuple[str, str, str]:
+        """Return user, host and port of a URI for SFTP; what it lacks is as in the arguments."""
+        user, _, address = authority_of(uri).rpartition("@")
+        host, _, port = address.partition(":")
+        name = unquote(user.partition(":")[0]) or str(self.arguments.get("username") or "")
+        return name, host.lower(), port or str(self.arguments.get("port", 22))
+
+    @property
+    def shown(self) -> str:
+        """The URI of the bucket, or of the folder for SFTP, for messages."""
+        host = str(self.arguments.get("host", ""))
+        return without_password(host if "://" in host else self.uri)
 
     def with_mlflow_ids(self) -> Backend:
         """Return this store with identifiers of MLflow in place of placeholders; a collective if it has any."""
@@ -236,17 +272,38 @@ def _upload(path: str, name: str) -> None:
     backend.upload(path, name, report)
 
 
-def stage(file: Path, folder: Path) -> Path:
-    """Copy a file into a folder, under a name of its own.
+def upload_copy(uploader: Uploader, file: Path, folder: Path, name: str, overwrite: bool) -> Future[None]:
+    """Copy a file, and queue the copy. Only the copy of a failed upload is kept.
 
     Args:
+        uploader: The queue.
         file: The file, which may be changed or removed afterwards.
-        folder: The folder; it is created if necessary.
+        folder: The folder for the copy; it is created if necessary.
+        name: As for `Uploader.upload`.
+        overwrite: As for `Uploader.upload`.
+
+    Returns:
+        The upload.
+
+    Raises:
+        Exception: As `Uploader.upload`.
+        FileNotFoundError: There is no such file.
     """
     folder.mkdir(parents=True, exist_ok=True)
     copy = folder / f"{uuid.uuid4()}-{file.name}"
-    shutil.copyfile(file, copy)
-    return copy
+    try:
+        shutil.copyfile(file, copy)
+        upload = uploader.upload(copy, name, overwrite=overwrite)
+    except BaseException:
+        copy.unlink(missing_ok=True)
+        raise
+    upload.add_done_callback(partial(_remove_uploaded, copy))
+    return upload
+
+
+def _remove_uploaded(copy: Path, upload: Future[None]) -> None:
+    if upload.exception() is None:
+        copy.unlink(missing_ok=True)
 
 
 def stagger(send: Send) -> Send:
@@ -300,4 +357,4 @@ def fill_mlflow_ids(path: str, known: Mapping[str, str] | None = None) -> str:
             values = {MLFLOW_EXPERIMENT_ID_FORMAT_KEY: store.experiment_id, MLFLOW_RUN_ID_FORMAT_KEY: store.run_id}
         return partial_format(path, **values)
 
-    return on_first_rank(fill, problem=f"Rank 0 found no run of MLflow for {path!r}")
+    return on_first_rank(fill, problem=f"Rank 0 found no run of MLflow for {without_password(path)!r}")

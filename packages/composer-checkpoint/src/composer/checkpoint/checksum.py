@@ -33,6 +33,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, NamedTuple
 
+from composer.checkpoint.storage import without_password
+
 try:
     from isal.isal_zlib import crc32  # as fast as memory, several times as fast as zlib's
 except ImportError:  # there are no wheels for every platform
@@ -74,8 +76,8 @@ class CorruptCheckpointError(RuntimeError):
 
     def __init__(self, path: str | os.PathLike[str], reason: str) -> None:
         super().__init__(
-            f"The checkpoint {os.fspath(path)!r} is damaged: {reason}. Nothing was loaded. Load another one; "
-            f"`autoresume=True` finds the newest intact one."
+            f"The checkpoint {without_password(os.fspath(path))!r} is damaged: {reason}. Nothing was loaded. Load "
+            f"another one; `autoresume=True` finds the newest intact one."
         )
         self.path, self.reason = os.fspath(path), reason
 

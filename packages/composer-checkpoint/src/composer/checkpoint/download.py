@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from composer.checkpoint.durable import replacing
 from composer.checkpoint.names import MLFLOW_DBFS_PATH_PREFIX
 from composer.checkpoint.ranks import on_first_rank
-from composer.checkpoint.storage import Storage, check_size, retrying, showing_progress, storage_of
+from composer.checkpoint.storage import Storage, check_size, retrying, showing_progress, storage_of, without_password
 from composer.checkpoint.store_base import report_to
 from composer.utils import is_uri, parse_uri, renamed_arguments
 
@@ -102,7 +102,8 @@ class _Source:
         elif urlsplit(path).scheme.lower() in ("http", "https"):
             with replacing(target) as temporary:
                 attempt = partial(_read_http, path, temporary, progress)
-                retrying(attempt, f"download {path}", path, str(target.parent))
+                uri = without_password(path)
+                retrying(attempt, f"download {uri}", uri, str(target.parent))
         else:
             folder, _, name = path.rpartition("/")
             if folder not in self._storages:
@@ -130,8 +131,9 @@ def _get(path: str, target: Path, source: _Source, progress: bool, links: int) -
         path += _LINK
     else:
         named = source.read_link(path)
+    shown = without_password(path)
     if links == 0:
-        raise ValueError(f"`path` must lead to a file, but {path!r} is the last of {_MOST_LINKS} links in a row.")
+        raise ValueError(f"`path` must lead to a file, but {shown!r} is the last of {_MOST_LINKS} links in a row.")
     missing: FileNotFoundError | None = None
     for candidate in _candidates(path, named, source.object_store):
         try:
@@ -139,7 +141,7 @@ def _get(path: str, target: Path, source: _Source, progress: bool, links: int) -
             return
         except FileNotFoundError as error:
             missing = missing or error
-    raise FileNotFoundError(f"{path!r} links to {named!r}, which does not exist.") from missing
+    raise FileNotFoundError(f"{shown!r} links to {without_password(named)!r}, which does not exist.") from missing
 
 
 def _candidates(link: str, named: str, object_store: Any) -> Iterator[str]:
@@ -195,7 +197,7 @@ def _read_http(address: str, target: Path, progress: bool) -> None:
     except urllib.error.HTTPError as error:
         error.close()  # it is an open reply
         if error.code in (404, 410):
-            raise FileNotFoundError(f"{address} does not exist: the server says {error}.") from error
+            raise FileNotFoundError(f"{without_password(address)} does not exist: the server says {error}.") from error
         raise
     with opened as reply, target.open("wb") as file:
         length = reply.headers.get("Content-Length")

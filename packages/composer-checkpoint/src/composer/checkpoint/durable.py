@@ -104,8 +104,14 @@ def _why_unwritten(error: OSError | RuntimeError, temporary: Path) -> tuple[int,
 
 def sync_file(path: Path) -> None:
     """Flush a file to the disk."""
-    with path.open("rb+") as file:
-        os.fsync(file.fileno())
+    try:
+        descriptor = os.open(path, os.O_RDWR)  # Windows flushes only files that are open for writing
+    except PermissionError:  # the umask may deny writing to the owner of the file
+        descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def sync_folder(folder: Path) -> None:

@@ -17,6 +17,7 @@ from composer.checkpoint.run import fetch, read_checkpoint, read_local
 from composer.checkpoint.safetensors import read_tensors, write_tensors
 from composer.checkpoint.selection import Keys, Precision, check_precision, selected
 from composer.checkpoint.state_dict import get_model_state_dict
+from composer.checkpoint.storage import without_password
 from composer.core import State
 from composer.utils import is_uri, unwrapped_model
 from composer.utils.collect_env import get_composer_env_dict
@@ -116,8 +117,9 @@ def load_safetensors(
     missing = _not_tied(target, missing, tensors)
     if strict and (missing or unexpected):
         raise RuntimeError(
-            f"Error(s) in loading state_dict for {type(target).__name__}: missing in {text!r}: {missing}; unknown to "
-            f"the module: {unexpected}. Pass `strict=False` to load what matches."
+            f"Error(s) in loading state_dict for {type(target).__name__}: missing in "
+            f"{without_password(text)!r}: {missing}; unknown to the module: {unexpected}. Pass `strict=False` to load "
+            f"what matches."
         )
     return missing, list(unexpected)
 
@@ -165,14 +167,14 @@ def _weights(source: Source) -> tuple[Mapping[str, Any], Mapping[str, Any] | Non
 
 
 def _weights_of(content: Any, name: str) -> tuple[Mapping[str, Any], Mapping[str, Any] | None]:
-    content = content if isinstance(content, dict) else {}
+    content, shown = content if isinstance(content, dict) else {}, without_password(name)
     saved = content.get("state")
     if not isinstance(saved, dict):
         if content and all(isinstance(value, torch.Tensor) for value in content.values()):
             return content, None  # the state of a model, as it is
-        raise ValueError(f"{name!r} is not a checkpoint of a run or of a model: it holds no named tensors.")
+        raise ValueError(f"{shown!r} is not a checkpoint of a run or of a model: it holds no named tensors.")
     if not isinstance(saved.get("model"), dict):
-        raise ValueError(f"The checkpoint {name!r} holds no model. Was it left out when it was saved?")
+        raise ValueError(f"The checkpoint {shown!r} holds no model. Was it left out when it was saved?")
     weights = saved["model"]
     if saved.get("is_model_ddp") or saved.get("_is_model_ddp_wrapped"):
         weights = {key.removeprefix("module."): value for key, value in weights.items()}

@@ -29,13 +29,11 @@ import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from composer.checkpoint.durable import temporary_path
+from composer.checkpoint.storage import Storage, without_password
 from composer.core import ComposerError
-
-if TYPE_CHECKING:
-    from composer.checkpoint.storage import Storage
 
 __all__ = ["FolderInUseError", "Lease", "folder_lease", "live_patterns", "remote_lease"]
 
@@ -75,7 +73,7 @@ class Lease:
     """
 
     def __init__(self, place: _LocalLeaseFile | _RemoteLeaseFile, where: str, run_name: str, files: str) -> None:
-        self.place, self.where, self.run_name, self.files = place, where, run_name, files
+        self.place, self.where, self.run_name, self.files = place, without_password(where), run_name, files
         self.active = False
         self._owner: dict[str, Any] | None = None
         self._lost: str | None = None  # who took it over

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from composer.checkpoint.durable import scratch_folder
 from composer.utils import dist
 
-__all__ = ["on_each_node", "on_first_rank"]
+__all__ = ["check_on_first_rank", "on_each_node", "on_first_rank"]
 
 T = TypeVar("T")
 
@@ -26,7 +26,10 @@ def on_first_rank(
         problem: The beginning of the message on the other ranks.
 
     Raises:
-        RuntimeError: It failed on another rank; on that one, its own error is raised.
+        ConnectionError: It failed on another rank with such an error; on that one, its own error is raised.
+        TimeoutError: Likewise.
+        RuntimeError: It failed on another rank with any other error, or there are several processes, but no process
+            group.
     """
     result: Any = None
     failure = None
@@ -35,15 +38,42 @@ def on_first_rank(
             result = work()
         except Exception as error:  # noqa: BLE001 - sent to the other ranks, then raised
             failure = error
-    message = None if failure is None else f"rank {dist.get_global_rank()}: {type(failure).__name__}: {failure}"
-    outcomes = dist.all_gather_object((message, result))
+    described: tuple[type[Exception], str] | None = None
+    if failure is not None:
+        text = f"rank {dist.get_global_rank()}: {type(failure).__name__}: {failure}"
+        described = _kind(failure), text
+    outcomes = dist.all_gather_object((described, result))
     if failure is not None:
         raise failure
-    for message, _ in outcomes:
-        if message is not None:
-            raise RuntimeError(f"{problem}: {message}")
+    for described, _ in outcomes:
+        if described is not None:
+            kind, message = described
+            raise kind(f"{problem}: {message}")
     first: T = outcomes[0][1]
     return first
+
+
+def _kind(failure: Exception) -> type[Exception]:
+    """Return the type of the error on the other ranks: whoever tolerates a lost connection must do so on all ranks."""
+    return next((kind for kind in (ConnectionError, TimeoutError) if isinstance(failure, kind)), RuntimeError)
+
+
+def check_on_first_rank(check: Callable[[], object], problem: str) -> None:
+    """Call a check on rank 0, and raise its error on all ranks. A collective operation if there is a process group.
+
+    Without one, each process continues by itself: rank 0 checks, the others do not.
+
+    Args:
+        check: The function.
+        problem: The beginning of the message on the other ranks.
+
+    Raises:
+        Exception: As `on_first_rank`.
+    """
+    if dist.is_initialized():
+        on_first_rank(check, problem=problem)
+    elif dist.get_global_rank() == 0:
+        check()
 
 
 @contextmanager
@@ -54,7 +84,7 @@ def on_each_node(fetch: Callable[[Path], None]) -> Iterator[Path]:
         fetch: Fills a folder.
 
     Raises:
-        RuntimeError: It failed on another rank; on that one, its own error is raised.
+        Exception: As `on_first_rank`.
     """
     with ExitStack() as made:
         folder = str(made.enter_context(scratch_folder("download"))) if dist.get_local_rank() == 0 else ""

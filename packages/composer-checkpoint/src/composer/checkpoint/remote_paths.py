@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from composer.checkpoint.names import MLFLOW_DBFS_PATH_PREFIX
-from composer.checkpoint.storage import authority_of, check_bucket, retrying, split_uri
+from composer.checkpoint.storage import authority_of, check_bucket, retrying, split_uri, without_password
 from composer.checkpoint.store_base import ObjectStore
 from composer.utils import file_helpers, parse_uri
 from composer.utils.object_store.storage_object_store import FsspecObjectStore
@@ -89,7 +89,7 @@ def maybe_create_object_store_from_uri(uri: str) -> ObjectStore | None:
     if scheme not in _FSSPEC:
         known = sorted({*file_helpers.BACKEND_TO_OBJECT_STORE_FACTORY, *_FSSPEC})
         raise NotImplementedError(
-            f"There is no object store for {scheme}:// as in {uri!r}. Use one of {', '.join(known)}."
+            f"There is no object store for {scheme}:// as in {without_password(uri)!r}. Use one of {', '.join(known)}."
         )
     return FsspecObjectStore(f"{scheme}://{authority_of(uri)}/")
 
@@ -144,7 +144,7 @@ def validate_remote_path() -> None:
     try:
         names = list_remote_objects(remote_path)
     except Exception as error:  # noqa: BLE001 - a user needs the message, not a traceback
-        sys.exit(f"{remote_path} cannot be read: {error}")
+        sys.exit(f"{without_password(remote_path)} cannot be read: {error}")
     if not names:
-        sys.exit(f"There are no objects at {remote_path}.")
+        sys.exit(f"There are no objects at {without_password(remote_path)}.")
     print("\n".join(names))

@@ -27,6 +27,7 @@ from composer.checkpoint.selection import (
 )
 from composer.checkpoint.sharded_tensors import gather_tensors, is_sharded, shard_tensors
 from composer.checkpoint.shards import STATES, download_run, fill_shards, is_sharded_run, read_run
+from composer.checkpoint.storage import without_password
 from composer.core import State
 from composer.core.saving import add_required_algorithms, upgrade_state_dict
 from composer.utils import dist, import_object, is_uri, partial_format, reproducibility
@@ -182,7 +183,7 @@ def load_checkpoint(
     warn_left_out(os.fspath(path), left_out)
     unknown, saved = _keep_own(state, content, ignored), content.get("state")
     if saved is None:
-        log.info("Nothing is loaded from %s: all parts are left out.", path)
+        log.info("Nothing is loaded from %s: all parts are left out.", without_password(os.fspath(path)))
         return None
     fill_left_out(state, saved, left_out)
     strict = strict_model_weights and not unknown
@@ -226,14 +227,14 @@ def _opened(path: str | os.PathLike[str], run_name: str, object_store: Any, prog
         actual = os.path.basename(name) if object_store is not None or is_uri(name) else file.resolve().name
         if saved_as is not None and was_swapped(saved_as, actual):
             warnings.warn(
-                f"The checkpoint {name!r} was saved as {saved_as!r}: it was copied over another one. It is intact, and "
-                f"is loaded.",
+                f"The checkpoint {without_password(name)!r} was saved as {saved_as!r}: it was copied over "
+                f"another one. It is intact, and is loaded.",
                 stacklevel=5,
             )
         if not isinstance(content, dict) or not ({"state", "rng"} & content.keys()):
             raise ValueError(
-                f"{name!r} is not a checkpoint of a run: it lacks the entry 'state'. Load the weights of a model with "
-                f"`model.load_state_dict(torch.load(...))`."
+                f"{without_password(name)!r} is not a checkpoint of a run: it lacks the entry 'state'. Load the "
+                f"weights of a model with `model.load_state_dict(torch.load(...))`."
             )
         yield content
 

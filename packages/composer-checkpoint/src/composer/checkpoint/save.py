@@ -37,6 +37,7 @@ from composer.checkpoint.state_dict import (
     get_optim_state_dict,
     get_resumption_state_dict,
 )
+from composer.checkpoint.storage import without_password
 from composer.core import Event, State, Time
 from composer.utils import create_interval_scheduler, dist, format_name_with_dist_and_time, is_uri, plain_number
 
@@ -342,8 +343,8 @@ def _check_format(save_format: str, shards: bool) -> None:
 def _local(path: str | os.PathLike[str]) -> Path:
     if is_uri(os.fspath(path)):
         raise ValueError(
-            f"The destination must be a local path, got {os.fspath(path)!r}. Save to a local folder, then upload "
-            f"its files with `composer.checkpoint.upload_file`."
+            f"The destination must be a local path, got {without_password(os.fspath(path))!r}. Save to a local folder, "
+            f"then upload its files with `composer.checkpoint.upload_file`."
         )
     return Path(path).expanduser()
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from composer.checkpoint.storage import without_password
 from composer.core.saving import upgrade_state_dict
 from composer.utils import STR_TO_DTYPE, dist, ensure_tuple
 
@@ -198,14 +199,15 @@ def check_complete(path: str, content: dict[str, Any], left_out: Iterable[str], 
         for part in required
         if part in state.serialized_attributes and part not in saved and f"state/{part}" not in left_out_paths
     ]
+    shown = without_password(path)
     if "timestamp" in missing and "model" not in missing:
         raise ValueError(
-            f"The checkpoint {path!r} holds the weights only, so a run cannot be resumed from it. Load it with "
+            f"The checkpoint {shown!r} holds the weights only, so a run cannot be resumed from it. Load it with "
             f"`load_weights_only=True`, which starts training at the beginning with these weights."
         )
     if missing:
         raise ValueError(
-            f"The checkpoint {path!r} must hold {', '.join(f'`state/{part}`' for part in missing)}, but does not, and "
+            f"The checkpoint {shown!r} must hold {', '.join(f'`state/{part}`' for part in missing)}, but does not, and "
             f"they were not left out on purpose. Load another one."
         )
 
@@ -216,8 +218,8 @@ def warn_left_out(path: str, left_out: list[str]) -> None:
         return
     more = f" and {len(left_out) - _SHOWN} more" if len(left_out) > _SHOWN else ""
     warnings.warn(
-        f"The checkpoint {path!r} was saved without {', '.join(map(repr, left_out[:_SHOWN]))}{more}, because of "
-        f"its run's `save_ignore_keys`. This run keeps its own.",
+        f"The checkpoint {without_password(path)!r} was saved without {', '.join(map(repr, left_out[:_SHOWN]))}{more}, "
+        f"because of its run's `save_ignore_keys`. This run keeps its own.",
         stacklevel=5,
     )
 

@@ -133,7 +133,10 @@ class Storage:
             raise ValueError(f"`attempts` must be at least 1, got {attempts!r}.")
         self._scheme, path = folder.split("://", 1)
         self._scheme = _ALIASES.get(self._scheme.lower(), self._scheme.lower())
-        self._folder = f"{self._scheme}://{path.rstrip('/') or path[:1]}"  # "file:///" is a folder, too
+        shortest = path.rstrip("/") or path[:1]  # "file:///" is a folder, too
+        if self._scheme in SFTP_SCHEMES and path.startswith(f"{shortest}//") and "/" not in shortest:
+            shortest += "//"  # the root of the server; the host alone is the home of the user
+        self._folder = f"{self._scheme}://{shortest}"
         self._options, self._attempts, self._backoff_seconds = options, attempts, backoff_seconds
         self._connection, self._block_size = connection, block_size
         self._puts_whole = self._scheme in _PUTS_WHOLE if connection is None else connection.puts_whole
@@ -332,7 +335,8 @@ class Storage:
             StorageError: It cannot be removed.
         """
         if self._is_object_store:
-            raise PermissionError(f"{self.uri(name)} cannot be removed: object stores have no operation for it.")
+            uri = without_password(self.uri(name))
+            raise PermissionError(f"{uri} cannot be removed: object stores have no operation for it.")
         with suppress(FileNotFoundError):
             self._do("remove", name, lambda filesystem, path: filesystem.rm_file(path))
 
@@ -616,7 +620,9 @@ def split_uri(uri: str) -> tuple[str, str, str]:
         (('oci', 'bucket@namespace', 'a'), ('sftp', 'me@host:22', 'a'))
     """
     scheme, bucket, path = parse_uri(uri)
-    if scheme == "oci" or scheme in SFTP_SCHEMES:
+    if scheme == "oci":
+        bucket = authority_of(uri).removesuffix("@")  # without a namespace
+    elif scheme in SFTP_SCHEMES:
         bucket = authority_of(uri)
     return scheme, bucket, path
 
@@ -745,7 +751,7 @@ def check_size(expected: int, actual: int) -> None:
 
 def without_password(uri: str) -> str:
     """Return a URI for messages, with "..." in place of a password."""
-    return re.sub(r"(://[^/@:]*):[^/@]*@", r"\1:...@", uri)
+    return re.sub(r"(://[^/@:]*):[^/]*@", r"\1:...@", uri)  # up to the last "@" of the host, as clients read it
 
 
 Progress = bool | Callable[[int, int], None]

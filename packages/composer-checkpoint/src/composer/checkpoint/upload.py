@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from composer.checkpoint.durable import temporary_path
-from composer.checkpoint.storage import Progress, Storage, storage_of
+from composer.checkpoint.storage import Progress, Storage, storage_of, without_password
 from composer.loggers.spi import call_at_exit
 from composer.utils.retrying import DeliveryDeadline
 
@@ -63,11 +63,19 @@ def upload_file(
         raise FileNotFoundError(f"There is no file {str(source)!r} to upload.")
     storage = storage_of(dest_dir)
     if not overwrite and storage.exists(source.name):
-        raise FileExistsError(f"{storage.uri(source.name)} already exists. Pass `overwrite=True` to replace it.")
+        uri = without_password(storage.uri(source.name))
+        raise FileExistsError(f"{uri} already exists. Pass `overwrite=True` to replace it.")
     storage.upload(source, source.name)
     if symlink_name is not None:
         storage.write_text(symlink_name, source.name)
     return storage.uri(source.name)
+
+
+def _running_future() -> Future[None]:
+    """Return a future that cannot be cancelled, because the file is uploaded in any case."""
+    future: Future[None] = Future()
+    future.set_running_or_notify_cancel()
+    return future
 
 
 @dataclass(frozen=True)
@@ -79,7 +87,7 @@ class _Upload:
     overwrite: bool
     link: tuple[str, str] | None
     before: list[tuple[Path, str]]  # second names of files that are uploaded first, and their names
-    future: Future[None] = field(default_factory=Future)
+    future: Future[None] = field(default_factory=_running_future)
 
 
 class Uploader:
@@ -131,7 +139,7 @@ class Uploader:
         self._begun = 0.0  # when the last upload began
         self._submitted = 0
         self._links: dict[str, tuple[threading.Lock, list[int]]] = {}  # the number of the newest, once it was begun
-        self._failures: list[Exception] = []
+        self._failure: Exception | None = None  # the first one
         self._reported = False
         self._closed = False
         self._threads: list[threading.Thread] = []
@@ -172,7 +180,8 @@ class Uploader:
             before: Files and their names to upload first; the file and its link follow when all of them are complete.
 
         Returns:
-            The upload. It ends with its error if it fails, and with a TimeoutError if it is given up.
+            The upload, which cannot be cancelled. It ends with its error if it fails, and with a TimeoutError if it is
+            given up.
 
         Raises:
             FileNotFoundError: There is no such file.
@@ -197,9 +206,9 @@ class Uploader:
 
     def check(self) -> None:
         """Raise the first failure so far, if any. Costs next to nothing."""
-        if self._failures:
+        if self._failure is not None:
             self._reported = True
-            raise self._failures[0]
+            raise self._failure
 
     def wait(self) -> None:
         """Wait until all uploads have ended.
@@ -258,7 +267,7 @@ class Uploader:
         )
         log.error("%s", text)
         self._reported = True
-        raise TimeoutError(text) from (self._failures[0] if self._failures else None)
+        raise TimeoutError(text) from self._failure
 
     def _seconds_left(self, since: float) -> float:
         left = self._deadline.left(since)
@@ -276,9 +285,7 @@ class Uploader:
                     with suppress(OSError):
                         os.link(held, source)
                 kept.append(str(source))
-            _finish(
-                upload.future, TimeoutError(f"{upload.source} was not uploaded to {self.storage.uri(upload.name)}.")
-            )
+            _finish(upload.future, TimeoutError(f"{upload.source} was not uploaded to {self._shown(upload)}."))
         self._waiting.clear()
         return kept
 
@@ -306,7 +313,9 @@ class Uploader:
                 self._perform(upload)
             except Exception as error:  # noqa: BLE001 - raised by `check`, `wait` or `close`
                 log.warning("The upload of %s to %r failed: %s", upload.source, self.storage, error)
-                self._failures.append(error)
+                with self._changed:
+                    if self._failure is None:
+                        self._failure = error
                 self._deadline.failed()
                 _finish(upload.future, error)
             else:
@@ -326,9 +335,8 @@ class Uploader:
     def _perform(self, upload: _Upload) -> None:
         if not upload.overwrite and self.storage.exists(upload.name):
             raise FileExistsError(
-                f"{self.storage.uri(upload.name)} already exists, but overwrite was set to False. Pass "
-                f"`overwrite=True` (`save_overwrite=True` for the checkpoints of a Trainer) to replace it, or use "
-                f"another name."
+                f"{self._shown(upload)} already exists, but overwrite was set to False. Pass `overwrite=True` "
+                f"(`save_overwrite=True` for the checkpoints of a Trainer) to replace it, or use another name."
             )
         for file, name in upload.before:
             self._send(file, name, self._progressed)
@@ -361,7 +369,10 @@ class Uploader:
         except Exception as error:  # noqa: BLE001 - the process ends
             log.error("Uploads to %r failed: %s", self.storage, error)
         for upload in self._uploads():
-            log.error("%s was not uploaded to %s.", upload.source, self.storage.uri(upload.name))
+            log.error("%s was not uploaded to %s.", upload.source, self._shown(upload))
+
+    def _shown(self, upload: _Upload) -> str:
+        return without_password(self.storage.uri(upload.name))
 
 
 def _finish(future: Future[None], failure: Exception | None) -> None:

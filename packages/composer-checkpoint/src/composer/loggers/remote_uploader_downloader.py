@@ -13,9 +13,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from composer.checkpoint.backend_uploads import CREDENTIALS_FILE, Backend, UploadProcesses, stage, stagger
+from composer.checkpoint.backend_uploads import CREDENTIALS_FILE, Backend, UploadProcesses, stagger, upload_copy
 from composer.checkpoint.download import get_file
-from composer.checkpoint.ranks import on_first_rank
+from composer.checkpoint.ranks import check_on_first_rank
 from composer.checkpoint.remote_paths import validate_credentials
 from composer.checkpoint.storage import check_bucket, split_uri, without_password
 from composer.checkpoint.store_base import ObjectStore
@@ -120,16 +120,19 @@ class RemoteUploaderDownloader(LoggerDestination):
     def init(self, state: State, logger: Logger) -> None:
         """Check the credentials, and get ready to upload.
 
-        A collective: rank 0 uploads a tiny file, and all ranks learn of its failure.
+        Rank 0 uploads a tiny file. If there is a process group, this is a collective, and all ranks learn of its
+        failure; otherwise the other ranks do not check.
 
         Raises:
-            RuntimeError: It is called a second time, or rank 0 cannot upload; there, its own error is raised.
+            ConnectionError: Rank 0 cannot upload because of such an error; there, its own error is raised.
+            TimeoutError: Likewise.
+            RuntimeError: It is called a second time, or rank 0 cannot upload because of any other error.
         """
         if self._uploader is not None:
             raise RuntimeError("The `RemoteUploaderDownloader` is already initialized. Make one for each run.")
         self._run_name = state.run_name
         self._backend = self._backend.with_mlflow_ids()
-        on_first_rank(
+        check_on_first_rank(
             lambda: validate_credentials(self.remote_backend, self._remote_name(CREDENTIALS_FILE)),
             problem=f"Rank 0 cannot upload to {without_password(self._backend.uri)}",
         )
@@ -163,32 +166,32 @@ class RemoteUploaderDownloader(LoggerDestination):
         Raises:
             FileExistsError: An object of this name is in the queue, and `overwrite` is False.
             FileNotFoundError: There is no such file.
+            ValueError: The name leaves the bucket, or the folder of SFTP.
         """
         uploader = self._initialized()
-        if is_uri(remote_file_name):
-            inside = self._backend.name_of(remote_file_name)
-            if inside is None:
-                return
-            remote_file_name = inside
-        name = self._remote_name(remote_file_name)
+        inside = self._name_in_store(remote_file_name)
+        if inside is None:
+            return
+        name = self._remote_name(inside)
         if not overwrite and name in uploader.pending:
             raise FileExistsError(f"Object {name} was already enqueued to be uploaded, but overwrite=False.")
-        copy = stage(Path(file_path), self._staging_folder())
-        future = uploader.upload(copy, name, overwrite=overwrite)
+        future = upload_copy(uploader, Path(file_path), self._staging_folder(), name, overwrite)
 
         def note(done: Any) -> None:
             error = done.exception()
-            if error is None:
-                copy.unlink(missing_ok=True)
-            else:
+            if error is not None:
                 self._lost.append(name)
                 self._exception_queue.put(error)
 
         future.add_done_callback(note)
 
     def get_uri_for_file(self, remote_file_name: str) -> str:
-        """Return the URI of a file under the name that `upload_file` takes."""
-        return self.remote_backend.get_uri(self._remote_name(remote_file_name))
+        """Return the URI of a file under the name that `upload_file` takes.
+
+        Raises:
+            ValueError: The name is a URI that this object does not serve.
+        """
+        return self.remote_backend.get_uri(self._served_name(remote_file_name))
 
     def download_file(
         self, remote_file_name: str, destination: str, overwrite: bool = False, progress_bar: bool = True
@@ -204,8 +207,9 @@ class RemoteUploaderDownloader(LoggerDestination):
         Raises:
             FileExistsError: `destination` exists, and `overwrite` is False.
             FileNotFoundError: There is no such file.
+            ValueError: The name is a URI that this object does not serve.
         """
-        get_file(self._remote_name(remote_file_name), destination, self.remote_backend, overwrite, progress_bar)
+        get_file(self._served_name(remote_file_name), destination, self.remote_backend, overwrite, progress_bar)
 
     def batch_end(self, state: State, logger: Logger) -> None:
         self._check()
@@ -256,6 +260,19 @@ class RemoteUploaderDownloader(LoggerDestination):
             self._staging = Path(tempfile.mkdtemp(prefix="composer-uploads-") if given is None else given)
         return self._staging
 
+    def _name_in_store(self, remote_file_name: str) -> str | None:
+        """Return the name in the store for a name or a URI; None for a URI that this object does not serve."""
+        return self._backend.name_of(remote_file_name) if is_uri(remote_file_name) else remote_file_name
+
+    def _served_name(self, remote_file_name: str) -> str:
+        inside = self._name_in_store(remote_file_name)
+        if inside is None:
+            raise ValueError(
+                f"`remote_file_name` must be a name or a URI in {self._backend.shown}, got "
+                f"{without_password(remote_file_name)!r}."
+            )
+        return self._remote_name(inside)
+
     def _remote_name(self, remote_file_name: str) -> str:
         if self._run_name is None:
             raise RuntimeError("The `RemoteUploaderDownloader` does not know the run yet. Call `init` first.")
@@ -291,6 +308,7 @@ def maybe_create_remote_uploader_downloader_from_uri(
         ValueError: The URI names no bucket.
     """
     check_bucket(uri)
+    shown = without_password(uri)
     scheme, bucket, path = split_uri(uri)
     if scheme == "":
         return None
@@ -301,8 +319,8 @@ def maybe_create_remote_uploader_downloader_from_uri(
             and (scheme != "dbfs" or logger.backend_kwargs.get("path") == path)
         ):
             warnings.warn(
-                f"There already exists a RemoteUploaderDownloader object to handle the uri {uri!r}, so no other one is "
-                f"made.",
+                f"There already exists a RemoteUploaderDownloader object to handle the uri {shown!r}, so no other one "
+                f"is made.",
                 stacklevel=2,
             )
             return None
@@ -314,6 +332,6 @@ def maybe_create_remote_uploader_downloader_from_uri(
     }
     if scheme not in of_bucket:
         raise NotImplementedError(
-            f"There is no uploader for {scheme}:// as in {uri!r}. Use one of azure, dbfs, gs, oci, s3, sftp."
+            f"There is no uploader for {scheme}:// as in {shown!r}. Use one of azure, dbfs, gs, oci, s3, sftp."
         )
     return RemoteUploaderDownloader(of_bucket[scheme])

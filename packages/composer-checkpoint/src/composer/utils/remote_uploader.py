@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from enum import Enum
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from composer.checkpoint.backend_uploads import CREDENTIALS_FILE, Backend, UploadProcesses, stage, stagger
-from composer.checkpoint.ranks import on_first_rank
+from composer.checkpoint.backend_uploads import CREDENTIALS_FILE, Backend, UploadProcesses, stagger, upload_copy
+from composer.checkpoint.ranks import check_on_first_rank
 from composer.checkpoint.remote_paths import validate_credentials
 from composer.checkpoint.storage import without_password
 from composer.checkpoint.store_base import ObjectStore
@@ -80,15 +80,18 @@ class RemoteUploader:
         self._backend = Backend.of_uri(remote_folder, backend_kwargs)
         if self._backend.name not in _KINDS:
             raise NotImplementedError(
-                f"There is no uploader for {self._backend.name}:// as in {remote_folder!r}. Use one of azure, "
-                f"{', '.join(_KINDS)}."
+                f"There is no uploader for {self._backend.name}:// as in {without_password(remote_folder)!r}. Use "
+                f"one of azure, {', '.join(_KINDS)}."
             )
         self.remote_backend_name, self.remote_bucket_name = self._backend.name, self._backend.bucket
         self.futures: list[Future[None]] = []
         self._uploader: Uploader | None = None
         self._processes: UploadProcesses | None = None
         self._staging: Path | None = None
-        self._last: dict[str, Future[None]] = {}  # the last upload of each name
+        # The last upload of each name until it is found done, and then the names of those that failed: a future would
+        # keep the frames of its error.
+        self._last: dict[str, Future[None]] = {}
+        self._failed: set[str] = set()
         self._ended = threading.Event()
         self._checks: list[Future[RemoteFilesExistingCheckStatus]] = []
 
@@ -108,14 +111,19 @@ class RemoteUploader:
         return self._backend.build()
 
     def init(self) -> None:
-        """Check the credentials. A collective: rank 0 uploads a tiny file, and all ranks learn of its failure.
+        """Check the credentials: rank 0 uploads a tiny file.
+
+        If there is a process group, this is a collective, and all ranks learn of its failure; otherwise the other ranks
+        do not check.
 
         Raises:
-            RuntimeError: Rank 0 cannot upload; there, its own error is raised.
+            ConnectionError: Rank 0 cannot upload because of such an error; there, its own error is raised.
+            TimeoutError: Likewise.
+            RuntimeError: Rank 0 cannot upload because of any other error.
         """
         self._backend = self._backend.with_mlflow_ids()
         problem = f"Rank 0 cannot upload to {without_password(self._backend.uri)}"
-        on_first_rank(lambda: validate_credentials(self.remote_backend, CREDENTIALS_FILE), problem=problem)
+        check_on_first_rank(lambda: validate_credentials(self.remote_backend, CREDENTIALS_FILE), problem)
 
     def upload_file_async(
         self, remote_file_name: str, file_path: str | os.PathLike[str], overwrite: bool
@@ -132,12 +140,12 @@ class RemoteUploader:
 
         Raises:
             FileNotFoundError: There is no such file.
+            ValueError: The name leaves the bucket, or the folder of SFTP.
         """
         uploader = self._open()
         assert self._staging is not None, "`_open` has made it"
-        copy, name = stage(Path(file_path), self._staging), remote_file_name.lstrip("/")
-        future = uploader.upload(copy, name, overwrite=overwrite)
-        future.add_done_callback(partial(_remove_uploaded, copy))
+        name = remote_file_name.lstrip("/")
+        future = upload_copy(uploader, Path(file_path), self._staging, name, overwrite)
         self._last[name] = future
         self.futures.append(future)
         return future
@@ -150,8 +158,8 @@ class RemoteUploader:
         """
         done = [future for future in self.futures if future.done()]
         self.futures = [future for future in self.futures if future not in done]  # more may be done by now
-        for future in done:
-            future.result()
+        self._forget_uploads()
+        _raise_first_failure(done)
 
     def wait(self) -> None:
         """Wait for all uploads.
@@ -165,8 +173,8 @@ class RemoteUploader:
             return
         with suppress(Exception):  # a failure, even that of a store that hangs, is the result of its future
             self._uploader.wait()
-        for future in futures:
-            future.result()
+        self._forget_uploads()
+        _raise_first_failure(futures)
 
     def wait_and_close(self) -> None:
         """Wait for all uploads, and end threads and processes. A later upload starts new ones.
@@ -254,12 +262,23 @@ class RemoteUploader:
 
     def _has_failed(self, name: str) -> bool:
         last = self._last.get(name)
-        return last is not None and last.done() and last.exception() is not None
+        return name in self._failed if last is None else last.done() and last.exception() is not None
+
+    def _forget_uploads(self) -> None:
+        for name, last in list(self._last.items()):
+            if last.done():
+                if last.exception() is None:
+                    self._failed.discard(name)
+                else:
+                    self._failed.add(name)
+                del self._last[name]  # after the name is noted: a check may run in its thread
 
 
-def _remove_uploaded(copy: Path, upload: Future[None]) -> None:
-    if upload.exception() is None:
-        copy.unlink(missing_ok=True)
+def _raise_first_failure(uploads: list[Future[None]]) -> None:
+    error = next((error for upload in uploads if (error := upload.exception()) is not None), None)
+    uploads.clear()  # the error has the frames that it is raised through, and the uploader keeps the first error
+    if error is not None:
+        raise error
 
 
 def _end(check: Future[RemoteFilesExistingCheckStatus], status: RemoteFilesExistingCheckStatus) -> None:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
-from composer.checkpoint.store_base import ObjectStore, ObjectStoreTransientError, download_target
+from composer.checkpoint.store_base import ObjectStore, ObjectStoreTransientError, check_destination, download_target
 from composer.utils import MissingConditionalImportError, iterate_with_callback
 
 __all__ = ["LibcloudObjectStore"]
@@ -103,10 +103,12 @@ class LibcloudObjectStore(ObjectStore):
         overwrite: bool = False,
         callback: Callable[[int, int], None] | None = None,
     ) -> None:
+        check_destination(filename, overwrite)
         uri = self.get_uri(object_name)
+        with _translated(uri):
+            found = self._driver.get_object(self.container_name, object_name)
         with download_target(filename, overwrite) as temporary, temporary.open("wb") as file:
             with _translated(uri):
-                found = self._driver.get_object(self.container_name, object_name)
                 parts = self._driver.download_object_as_stream(found, chunk_size=self.chunk_size)
                 for part in iterate_with_callback(parts, found.size, callback):
                     file.write(part)

@@ -39,10 +39,12 @@ class OCIObjectStore(StorageObjectStore):
     """
 
     def __init__(self, bucket: str, prefix: str = "") -> None:
-        bucket = bucket_name(bucket)
-        self.bucket, _, self._namespace = bucket.partition("@")
+        name = bucket_name(bucket).removesuffix("@")
+        self.bucket, _, self._namespace = name.partition("@")
+        if not self.bucket:
+            raise ValueError(f"`bucket` must name the bucket, as in 'bucket@namespace', got {bucket!r}.")
         self.prefix = as_folder(prefix)
-        uri = f"oci://{bucket}/{self.prefix}"
+        uri = f"oci://{name}/{self.prefix}"
         check_installed("oci", uri)
         self._config = _read_config(os.path.expanduser(os.environ.get("OCI_CONFIG_FILE") or _DEFAULT_CONFIG))
         super().__init__(Storage(uri, {}, connection=Connection(self._connect)))

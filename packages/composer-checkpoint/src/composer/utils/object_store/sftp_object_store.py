@@ -6,7 +6,7 @@ import os
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from composer.checkpoint.storage import Connection, Storage, check_installed
+from composer.checkpoint.storage import Connection, Storage, check_installed, without_password
 from composer.utils import check_finite
 from composer.utils.object_store.storage_object_store import StorageObjectStore
 
@@ -67,12 +67,12 @@ class SFTPObjectStore(StorageObjectStore):
         if not host:
             raise ValueError(f"`host` must be a host, or a URI that begins with 'sftp://', got {host!r}.")
         if "://" in host:
-            parts = urlsplit(host)
+            parts, shown = urlsplit(host), without_password(host)
             if parts.scheme.lower() != "sftp":
-                raise ValueError(f"`host` must be a host, or a URI that begins with 'sftp://', got {host!r}.")
+                raise ValueError(f"`host` must be a host, or a URI that begins with 'sftp://', got {shown!r}.")
             if parts.query or parts.fragment or not parts.hostname:
                 raise ValueError(
-                    f"`host` must be a URI such as 'sftp://user@host:22/folder', without a query, got {host!r}."
+                    f"`host` must be a URI such as 'sftp://user@host:22/folder', without a query, got {shown!r}."
                 )
             given = {
                 "port": (parts.port, None if port == 22 else port),
