@@ -26,7 +26,7 @@ from composer.core import (
     State,
 )
 from composer.loggers import Logger
-from composer.models.module_with_loss import ModuleWithLoss, name_of_given
+from composer.models.module_with_loss import ModuleWithLoss, user_model_name
 from composer.optim import DecoupledSGDW
 from composer.trainer.options import check_distinct, described
 from composer.utils import ensure_tuple, needs_closure
@@ -190,7 +190,7 @@ def check_turns(model: torch.nn.Module, given: Any, optimizers: Sequence[torch.o
     if not hasattr(model, "begin_turn"):
         return
     expected = max(len(ensure_tuple(given)), 1)
-    what = f"of {name_of_given(model)}, whose `begin_turn` is called for each"
+    what = f"of {user_model_name(model)}, whose `begin_turn` is called for each"
     if given is not None and expected < 2:
         raise ValueError(
             f"`optimizers` must be at least two {what}: with one of them, only one turn is ever taken. Pass one for "
@@ -263,7 +263,7 @@ def check_optimizers(
     foreign = 0
     for optimizer in optimizers:
         own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        kind, what = type(optimizer).__name__, name_of_given(model)
+        kind, what = type(optimizer).__name__, user_model_name(model)
         if own and own.isdisjoint(names):
             by = f"{changed_by} replaced them all" if changed_by else "it was created for another model, or for a copy"
             raise ValueError(
