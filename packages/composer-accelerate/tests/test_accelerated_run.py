@@ -388,7 +388,7 @@ def test_what_is_prepared_already_is_refused() -> None:
 def test_an_algorithm_with_a_state_belongs_to_one_run() -> None:
     average = EMA(half_life="2ba")
     first, second = Loop([average]), Loop([average])
-    with pytest.raises(ValueError, match="a run that was created later has the same `EMA` object"):
+    with pytest.raises(ValueError, match="a run that was created later uses the same `EMA` object"):
         first.train()
     second.train()
 
@@ -491,7 +491,7 @@ def test_wrong_arguments_are_answered() -> None:
         AcceleratedRun(wrong, net, loss=criterion, max_duration="1ep")
     with pytest.raises(TypeError, match=r"must be a `torch\.nn\.Module`, got object"):
         AcceleratedRun(accelerator, wrong, loss=criterion, max_duration="1ep")
-    with pytest.raises(ValueError, match="`loss` must be given for a model that is no `ComposerModel`, got Sequential"):
+    with pytest.raises(ValueError, match="must be given for a model that is not a `ComposerModel`, got Sequential"):
         AcceleratedRun(accelerator, net, max_duration="1ep")
     run = AcceleratedRun(accelerator, net, loss=criterion, max_duration="1ep")
     with pytest.raises(RuntimeError, match="`epochs` must be called after `prepare`"):

@@ -171,7 +171,7 @@ print(run.state.timestamp.batch)
             capture_output=True, text=True, timeout=120, check=True,
         )  # fmt: skip
 
-    assert "Comet has not answered in 10 seconds. The run goes on" in run.stderr
+    assert "Comet has not answered in 10 seconds. The run continues" in run.stderr
     assert "`CometMLLogger` could not send everything in 1 seconds" in run.stderr
     assert "5ba\n" == run.stdout
 

@@ -168,10 +168,10 @@ def test_fetch_does_not_wait_for_the_device() -> None:
     assert [matrix[0, 0].item(), 3.0] == expected
 
 
-def test_a_number_on_the_host_is_settled() -> None:
+def test_a_number_on_the_cpu_is_read() -> None:
     value = DeferredValue.of_tensor(torch.tensor(0.5))
-    assert value.settled() == 0.5
+    assert value.cpu_number() == 0.5
     assert value.value == 0.5
-    assert value.settled() is None  # it has been read, and `value` has it
-    assert DeferredValue(lambda: torch.tensor(0.5)).settled() is None
-    assert DeferredValue.of_tensor(torch.empty((), device="meta")).settled() is None
+    assert value.cpu_number() is None  # it has been read, and `value` has it
+    assert DeferredValue(lambda: torch.tensor(0.5)).cpu_number() is None
+    assert DeferredValue.of_tensor(torch.empty((), device="meta")).cpu_number() is None

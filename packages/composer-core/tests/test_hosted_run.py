@@ -356,7 +356,7 @@ def test_settings_that_an_algorithm_excludes_are_refused() -> None:
     algorithm = At({Event.BATCH_END})
     algorithm.placement = Placement(provides={CHANGES_BATCH_SIZE}, excludes={AVERAGES_WEIGHTS})
     run = make(algorithms=algorithm, max_duration="1ep")
-    with pytest.raises(ConflictError, match="`TheHost`"):
+    with pytest.raises(ConflictError, match="`HostFeatures`"):
         run.reconfigure(host_provides={AVERAGES_WEIGHTS})
     with pytest.raises(ConflictError, match="Use `accumulate=1`"):
         run.reconfigure(accumulate=2)
@@ -476,7 +476,7 @@ def test_features_of_the_host_may_exclude_an_algorithm() -> None:
     algorithm = At({Event.BATCH_END})
     algorithm.placement = Placement(excludes={AVERAGES_WEIGHTS})
     make(algorithms=algorithm)
-    with pytest.raises(ConflictError, match="`TheHost`"):
+    with pytest.raises(ConflictError, match="`HostFeatures`"):
         make(algorithms=algorithm, host_provides={AVERAGES_WEIGHTS})
 
 
@@ -625,7 +625,7 @@ def test_bad_arguments_are_named() -> None:
     twice = [torch.optim.SGD(net.parameters(), lr=0.1), torch.optim.SGD(net[0].parameters(), lr=0.1)]
     with pytest.raises(ValueError, match="`accumulate` must be at least 1, got 0"):
         make(accumulate=0)
-    with pytest.raises(ValueError, match="`optimizers` must hold parameters of `model`, got SGD with 4 others"):
+    with pytest.raises(ValueError, match="must hold parameters of `model`, got SGD, none of whose 4 parameters"):
         make(net, optimizers=other)
     with pytest.raises(ValueError, match="SGD shares 2 with one before it"):
         make(net, optimizers=twice)
@@ -643,11 +643,11 @@ def test_what_is_missing_in_training_is_named() -> None:
     run = make(loss=None)
     run.begin_fit()
     run.begin_epoch()
-    with pytest.raises(RuntimeError, match=r"Sequential is no `ComposerModel`\. Pass `HostedRun\(\.\.\., loss="):
+    with pytest.raises(RuntimeError, match=r"Sequential is not a `ComposerModel`\. Pass `HostedRun\(\.\.\., loss="):
         run.loss(run.after_dataloader(BATCH))
     run = make(dataloader=[{"x": torch.zeros(2, 5)}])
     run.begin_fit()
-    with pytest.raises(TypeError, match="`forward` must be given for batches that are no tuple or list, got a dict"):
+    with pytest.raises(TypeError, match="must be given for batches that are neither tuples nor lists, got a dict"):
         run.loss(next(iter(run.epoch())))
     run = make(optimizers=None)
     run.begin_fit()

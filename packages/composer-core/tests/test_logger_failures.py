@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from composer.core import Callback, Engine, State
-from composer.core.logging import tell_failures
+from composer.core.logging import log_failure_count
 from composer.loggers import Logger, LoggerDestination
 
 METHODS: dict[str, tuple[Any, ...]] = {
@@ -64,7 +64,7 @@ def test_the_first_failure_is_reported_with_its_traceback_and_later_ones_are_cou
     assert [RuntimeError] == [record.exc_info[0] for record in caplog.records if record.exc_info]
     assert (3 if method == "log_metrics" else 0) == len(good.seen)
     caplog.clear()
-    tell_failures(bad)
+    log_failure_count(bad)
 
     assert ["`Bad` failed 3 times in this run; the first was reported."] == [r.getMessage() for r in caplog.records]
 

@@ -262,7 +262,7 @@ def test_a_failure_is_a_warning_once_and_the_rest_is_sent(service: Service, capl
         sender.put(fail)
         sender.flush()
 
-    with pytest.warns(UserWarning, match="`Test` failed to log: OSError: no route to host The run goes on") as warned:
+    with pytest.warns(UserWarning, match="`Test` failed to log: OSError: no route to host The run continues") as warned:
         log()
     assert len(warned) == 1
     sender.put_metrics({"a": 2}, 1)

@@ -70,7 +70,7 @@ def test_a_loaded_place_is_kept_by_its_epoch_and_given_up_for_another() -> None:
 
 
 def test_the_place_of_other_data_is_refused() -> None:
-    with pytest.raises(ValueError, match="was saved for 11 samples, but this data set has 10"):
+    with pytest.raises(ValueError, match="was saved for 11 samples, but this dataset has 10"):
         ShardSampler(10).load_state_dict({"epoch": 0, "samples": 0, "seed": 0, "num_samples": 11})
 
 

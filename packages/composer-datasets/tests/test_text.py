@@ -186,7 +186,7 @@ def test_an_unsupported_tokenizer_is_an_error() -> None:
         encode(object(), ["a"])
     with pytest.raises(TypeError, match="`tokenizer` must have `vocab_size`"):
         vocab_size_of(object())
-    with pytest.raises(ValueError, match="must have a mask token for masked language modelling, got CharTokenizer"):
+    with pytest.raises(ValueError, match="must have a mask token for masked language modeling, got CharTokenizer"):
         TokenTransform.of(CharTokenizer("a"), True, 0.15)
 
 

@@ -484,7 +484,7 @@ def test_a_checkpoint_without_a_state_of_the_run_is_told(tmp_path: Path) -> None
     trainer_of("nothing", output_dir=tmp_path, save_only_model=True, **SAVES["epoch"]).train()
     assert not list(tmp_path.glob("*/composer.pt"))
 
-    with pytest.warns(UserWarning, match=r"has no composer\.pt, so that algorithms start anew"):
+    with pytest.warns(UserWarning, match=r"has no composer\.pt, so the algorithms start without their saved state"):
         trainer_of("nothing", output_dir=tmp_path).train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{LENGTH}"))
 
 

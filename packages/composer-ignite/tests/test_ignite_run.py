@@ -408,7 +408,7 @@ def test_a_run_that_is_over_can_be_made_longer() -> None:
 def test_an_algorithm_with_a_state_belongs_to_one_run() -> None:
     average = EMA(half_life="2ba")
     first, second = Training([average]), Training([average])
-    with pytest.raises(ValueError, match="a run that was created later has the same `EMA` object"):
+    with pytest.raises(ValueError, match="a run that was created later uses the same `EMA` object"):
         first.train()
     second.train()
 
@@ -460,7 +460,7 @@ def test_wrong_arguments_are_answered() -> None:
         given: Any = {"optimizer": sgd(net), "max_duration": "1ep", "loss": criterion, name: None}
         with pytest.raises(ValueError, match=f"`{name}` must be given, got None. Pass for example `{name}="):
             IgniteRun(net, [EMA()], **given)
-    with pytest.raises(ValueError, match="`loss` must be given for a model that is no `ComposerModel`, got Sequential"):
+    with pytest.raises(ValueError, match="must be given for a model that is not a `ComposerModel`, got Sequential"):
         IgniteRun(net, optimizer=sgd(net), max_duration="1ep")
     with pytest.raises(ValueError, match=r"`precision` must not be 'amp_fp16'.*amp_mode='amp'"):
         Training([], precision="amp_fp16")

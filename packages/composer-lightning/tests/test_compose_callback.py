@@ -540,7 +540,7 @@ def test_what_lightning_cannot_do_is_refused_when_constructed() -> None:
         ConflictError, match=r"`Replacing` replaces the optimizer.*Create that optimizer in `configure_opt"
     ):
         ComposeCallback(Replacing())
-    with pytest.raises(ConflictError, match=r"`OfTheData` changes the transforms.*Add the transform to the data set"):
+    with pytest.raises(ConflictError, match=r"`OfTheData` changes the transforms.*Add the transform to the dataset"):
         ComposeCallback(OfTheData())
     with pytest.raises(ConflictError, match="`EMA` is given twice"):
         ComposeCallback([EMA(), EMA()])

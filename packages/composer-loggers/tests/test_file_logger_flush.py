@@ -52,7 +52,7 @@ def test_values_are_read_at_the_flush(start: Any, monkeypatch: pytest.MonkeyPatc
     run = start(FileLogger(flush_interval=3), "100ba", 100)
     run.fit(stop_after=1)
     run.train_batch()
-    monkeypatch.setattr(DeferredValue, "settled", lambda value: None)  # as on a GPU
+    monkeypatch.setattr(DeferredValue, "cpu_number", lambda value: None)  # as on a GPU
     loss = DeferredValue.of_tensor(torch.tensor(0.25))
     run.logger.log_metrics({"loss": loss})
 
@@ -79,7 +79,7 @@ def test_between_flushes_nothing_waits_for_a_value(start: Any, monkeypatch: pyte
     monkeypatch.setattr("composer.loggers.file_logger._WRITE_SECONDS", 0.0)
     run = start(FileLogger(), "100ba", 100)
     run.fit(stop_after=1)
-    monkeypatch.setattr(DeferredValue, "settled", lambda value: None)
+    monkeypatch.setattr(DeferredValue, "cpu_number", lambda value: None)
     monkeypatch.setattr(DeferredValue, "ready", property(lambda value: False))
     monkeypatch.setattr(DeferredValue, "fetch", lambda values: None)
     run.train_batch()

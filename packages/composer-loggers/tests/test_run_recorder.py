@@ -97,7 +97,7 @@ def test_the_plan_is_that_of_the_engine(start: Any) -> None:
     assert "0x" not in algorithms["values"][0]["config"]
     (modules,) = of("modules")
     assert modules["replaced"] == [{"module": "layer", "before": "Linear", "after": "Identity"}]
-    assert [act for record in of("acts") for act in record["values"] if act["event"] == "batch_start"] == [
+    assert [act for record in of("actions") for act in record["values"] if act["event"] == "batch_start"] == [
         {"algorithm": "Everywhere", "event": "batch_start", "count": 2, "spans": [[0, 1, 2]]}
     ]
     assert {"everywhere/num_replaced": 1} in [record["values"] for record in of("hyperparameters")]

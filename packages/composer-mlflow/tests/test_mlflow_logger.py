@@ -402,7 +402,7 @@ def test_a_store_that_cannot_be_reached(start: Any, arguments: Any, on_error: st
         with pytest.raises(RuntimeError, match="`MLFlowLogger` failed to log"):
             start(logger)
         return
-    with pytest.warns(UserWarning, match="`MLFlowLogger` failed to log: .*The run goes on"):
+    with pytest.warns(UserWarning, match="`MLFlowLogger` failed to log: .*The run continues"):
         run = start(logger)
     run.logger.log_hyperparameters({"a": 1})
     run.fit()

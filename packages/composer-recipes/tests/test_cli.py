@@ -159,7 +159,7 @@ def _yaml(value: object) -> str:
         ("digits", "--config a-file", "Problems parsing config"),
         ("digits", "--nonsense 3", "nrecognized arguments: --nonsense 3"),
         ("digits", "--data somewhere", "nrecognized arguments: --data somewhere"),
-        ("fashion_mnist", "", "`data` must name the folder that holds the data set, got none"),
+        ("fashion_mnist", "", "`data` must name the folder that holds the dataset, got none"),
         ("fashion_mnist", "--data nowhere", "looked for 'nowhere/FashionMNIST/raw/train-images-idx3-ubyte'"),
         ("fashion_mnist", "--data nowhere", "FashionMNIST('nowhere', download=True)"),
         ("cifar10_resnet9", "--data nowhere", "CIFAR10('nowhere', download=True)"),

@@ -112,7 +112,7 @@ def test_a_hostile_run_is_harmless(record: Any, tmp_path: Path) -> None:
     run.logger.log_hyperparameters({EVIL: EVIL, "nested": {EVIL: [EVIL]}})
     run.logger.log_traces({f"algorithm_traces/{EVIL.replace('/', '')}/Event.{EVIL}": 1})
     run.logger.log_table([EVIL, "b"], [[EVIL, 1]], name=EVIL)
-    run.logger.log_table(["algorithm", "deed"], [[EVIL.replace("/", ""), EVIL]], name="algorithms")
+    run.logger.log_table(["algorithm", "description"], [[EVIL.replace("/", ""), EVIL]], name="algorithms")
     run.logger.log_metrics({"text": EVIL})
     run.fit([1.0, 0.5], name=EVIL).evaluate(0.5, label=EVIL)
     try:

@@ -311,7 +311,7 @@ def test_all_ranks_write_with_rank_zero_only_false(start: Any, monkeypatch: pyte
 
 def test_a_failure_is_a_warning_and_the_run_continues(start: Any) -> None:
     Path("tensorboard_logs").write_text("not a folder")
-    with pytest.warns(UserWarning, match="`TensorboardLogger` failed to log: .*The run goes on"):
+    with pytest.warns(UserWarning, match="`TensorboardLogger` failed to log: .*The run continues"):
         run = start(TensorboardLogger())
     run.fit()
     run.evaluate(0.5)

@@ -86,7 +86,7 @@ def test_one_bad_value_costs_its_step_only(start: Any, stored: Any, offline: Any
     run.logger.log_metrics({"a": 1}, 0)
     run.logger.log_metrics({3: 1}, 1)  # names must be text
     run.logger.log_metrics({"a": 3}, 2)
-    with pytest.warns(UserWarning, match="`WandBLogger` failed to log: .*The run goes on"):
+    with pytest.warns(UserWarning, match="`WandBLogger` failed to log: .*The run continues"):
         run.engine.run_event("fit_end")
     run.close()
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     """The version of composer-core."""
 
 _CORE = "composer-core"
-_ELSEWHERE = {
+_LAZY_NAMES = {  # name -> its module, and the distribution that provides it
     **dict.fromkeys(
         "Algorithm Callback DataSpec Engine Evaluator Event State Time Timestamp TimeUnit".split(),
         ("composer.core", _CORE),
@@ -61,8 +61,8 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         value: Any = version(_CORE)
-    elif name in _ELSEWHERE:
-        module, distribution = _ELSEWHERE[name]
+    elif name in _LAZY_NAMES:
+        module, distribution = _LAZY_NAMES[name]
         value = moved(module, name, distribution, f"composer.{name}", missing_error(sys._getframe(1)))
     elif name in _PARTS:
         value = moved(f"composer.{name}", "", _PARTS[name], f"composer.{name}", missing_error(sys._getframe(1)))
@@ -78,7 +78,7 @@ def __dir__() -> list[str]:
 
 
 def _public() -> list[str]:
-    return [name for name, (module, _) in _ELSEWHERE.items() if _is_installed(module)] + ["__version__"]
+    return [name for name, (module, _) in _LAZY_NAMES.items() if _is_installed(module)] + ["__version__"]
 
 
 def _is_installed(module: str) -> bool:

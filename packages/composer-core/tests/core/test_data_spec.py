@@ -443,7 +443,7 @@ def test_a_module_of_the_user_may_be_called_datasets() -> None:
 
 def test_lists_of_hugging_face_data_sets_are_told() -> None:
     lists, numbers = OfHuggingFace(None, x="List", y="Value"), OfHuggingFace(None, y="ClassLabel")
-    with pytest.warns(UserWarning, match=r"columns 'x' of the data set.*with_format\('torch'\)"):
+    with pytest.warns(UserWarning, match=r"columns 'x' of the dataset.*with_format\('torch'\)"):
         DataSpec(DataLoader(lists))
     for loader in (
         DataLoader(lists, collate_fn=list),

@@ -622,7 +622,7 @@ def test_an_algorithm_with_a_state_belongs_to_the_run_that_was_created_last(even
     first.run_event(event)
     second.run_event(Event.INIT)
 
-    with pytest.raises(ValueError, match=r"has the same `Counting` object, .* `algorithms=\[Counting\(\.\.\.\)\]`"):
+    with pytest.raises(ValueError, match=r"uses the same `Counting` object, .* `algorithms=\[Counting\(\.\.\.\)\]`"):
         first.run_event(event)
     second.run_event(event)
 

@@ -105,7 +105,7 @@ def test_an_environment_that_contradicts_the_process_group_is_an_error(
     monkeypatch.setenv(name, "5")
 
     with pytest.raises(
-        RuntimeError, match=f"`{name}` is 5, but torch.distributed was initialised with {DEFAULTS[name]}"
+        RuntimeError, match=f"`{name}` is 5, but torch.distributed was initialized with {DEFAULTS[name]}"
     ):
         GETTERS[name]()
 
@@ -148,7 +148,7 @@ class DeviceWithoutBackend(DeviceCPU):
 
 @pytest.mark.usefixtures("initialized")
 def test_initialising_again_with_another_backend_is_an_error() -> None:
-    with pytest.raises(RuntimeError, match=r"'other' needs the backend 'nccl', but .* initialised with 'cpu:gloo"):
+    with pytest.raises(RuntimeError, match=r"'other' needs the backend 'nccl', but .* initialized with 'cpu:gloo"):
         dist.initialize_dist(OtherDevice())
 
 

@@ -126,7 +126,7 @@ def wait(deadline: DeliveryDeadline, clock: Clock) -> float:
     """Wait in vain, as a sender does; returns how long."""
     since = clock.now
     clock.now += max(0.0, deadline.left(since))
-    deadline.waited_in_vain(since)
+    deadline.record_timeout(since)
     return clock.now - since
 
 

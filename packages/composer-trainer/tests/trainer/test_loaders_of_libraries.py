@@ -156,12 +156,12 @@ def test_a_data_set_of_hugging_face_needs_a_loader() -> None:
     datasets: Any = pytest.importorskip("datasets", reason=NO_DATASETS, exc_type=ImportError)
     data = datasets.Dataset.from_dict({"x": [[1.0, 2.0, 3.0, 4.0]] * 8, "y": [0, 1] * 4})
     stream, splits = data.to_iterable_dataset(), datasets.DatasetDict({"train": data})
-    way_out = r"\.with_format\('torch'\), batch_size=\.\.\.\)"
+    advice = r"\.with_format\('torch'\), batch_size=\.\.\.\)"
 
     for given, message in (
-        (data, rf"got a `datasets\.Dataset`, whose items are samples\. Pass .*DataLoader\(dataset{way_out}"),
-        (stream, rf"got a `datasets\.IterableDataset`, whose items are samples\. Pass .*\(dataset{way_out}"),
-        (splits, rf"got a `datasets\.DatasetDict`, whose values are data sets\. Pass .*\(dataset\['train'\]{way_out}"),
+        (data, rf"got a `datasets\.Dataset`, whose items are samples\. Pass .*DataLoader\(dataset{advice}"),
+        (stream, rf"got a `datasets\.IterableDataset`, whose items are samples\. Pass .*\(dataset{advice}"),
+        (splits, rf"got a `datasets\.DatasetDict`, whose values are datasets\. Pass .*\(dataset\['train'\]{advice}"),
     ):
         with pytest.raises(TypeError, match="`train_dataloader` must be an iterable of batches, " + message):
             fit(given)

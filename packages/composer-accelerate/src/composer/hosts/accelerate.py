@@ -142,7 +142,7 @@ class AcceleratedRun:
         self._is_sharded = _check_accelerator(accelerator)
         if loss is None and _is_plain(model):
             raise ValueError(
-                f"`loss` must be given for a model that is no `ComposerModel`, got {type(model).__name__}. Pass "
+                f"`loss` must be given for a model that is not a `ComposerModel`, got {type(model).__name__}. Pass "
                 f"`loss=lambda outputs, batch: ...`."
             )
         if accelerator.device_placement and not self._is_sharded and hasattr(model, "to"):
@@ -256,7 +256,7 @@ class AcceleratedRun:
             optimizer.register_step_pre_hook(self._before_step)
         if own:
             changed[len(optimizers) - 1].register_step_post_hook(self._step_own)
-        changed[len(optimizers) - 1].register_step_post_hook(self._note_step)
+        changed[len(optimizers) - 1].register_step_post_hook(self._record_step)
         return prepared
 
     # ---- training ----
@@ -290,7 +290,7 @@ class AcceleratedRun:
                 f"train longer, set `run.run.state.max_duration`. For another run, create another `AcceleratedRun`.",
                 stacklevel=2,
             )
-        inner = getattr(loader, "base_dataloader", loader)  # whose data set algorithms may replace
+        inner = getattr(loader, "base_dataloader", loader)  # whose dataset algorithms may replace
         run.begin_fit(inner if _len_of(inner) == _len_of(loader) else loader)
         self._repeating = {id(each) for each in run.state.optimizers if needs_closure(each)}
         self._start_step()
@@ -363,7 +363,7 @@ class AcceleratedRun:
         if not self._has_stepped:
             run.after_gradients()
         self._has_stepped = True
-        return ((optimizer, run.closure(self._again)), {}) if wants else None
+        return ((optimizer, run.closure(self._repeat_pass)), {}) if wants else None
 
     def _step_own(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         """Step the optimizers that algorithms have added, which the loop does not step."""
@@ -371,10 +371,10 @@ class AcceleratedRun:
             each.step()
             each.zero_grad()
 
-    def _note_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    def _record_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self._is_trained = self._has_stepped
 
-    def _again(self, batch: Any) -> None:
+    def _repeat_pass(self, batch: Any) -> None:
         """Repeat a forward and backward pass of the step; only the last one exchanges gradients."""
         run, accelerator = self.run, self.accelerator
         is_last = run.replay_index == self._passes - 1

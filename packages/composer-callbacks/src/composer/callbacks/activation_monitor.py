@@ -158,6 +158,6 @@ def compute_kurtosis(value: torch.Tensor) -> torch.Tensor:
         1.0
     """
     rows = value.reshape(1, 1) if value.dim() == 0 else value
-    centred = rows - rows.mean(dim=-1, keepdim=True)
-    squares = centred.square()
+    centered = rows - rows.mean(dim=-1, keepdim=True)
+    squares = centered.square()
     return (squares.square().mean(dim=-1) / squares.mean(dim=-1).square()).nanmean()

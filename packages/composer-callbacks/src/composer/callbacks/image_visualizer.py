@@ -32,8 +32,9 @@ class ImageVisualizer(Callback):
         mode: "input" or "segmentation".
         num_images: Maximum number of images of a batch or microbatch to log, at least 1.
         channels_last: True if the channels are the last dimension of the images.
-        input_key: Position of the images in the batch; see `State.batch_get_item`.
-        target_key: Position of the masks in the batch.
+        input_key: Key of the images in the batch, a tensor of shape (N, C, H, W), or (N, H, W, C) with `channels_last`;
+            see `State.batch_get_item`.
+        target_key: Key of the masks in the batch, integers of shape (N, H, W).
 
     Raises:
         ValueError: An argument is out of range; when images are logged, if `input_key` does not select images.
@@ -87,8 +88,9 @@ class ImageVisualizer(Callback):
         images = state.batch_get_item(self.input_key)
         if not isinstance(images, torch.Tensor) or images.dim() != 4:
             what = tuple(images.shape) if isinstance(images, torch.Tensor) else type(images).__name__
+            shape = "(N, H, W, C)" if self.channels_last else "(N, C, H, W)"
             raise ValueError(
-                f"`input_key` must select images of shape (N, C, H, W), but {self.input_key!r} selects {what}. "
+                f"`input_key` must select images of shape {shape}, but {self.input_key!r} selects {what}. "
                 f"Use another key, or remove `ImageVisualizer`."
             )
         masks = self._masks(state) if self.mode == "segmentation" else None

@@ -46,7 +46,7 @@ class NaNMonitor(Callback):
         Traceback (most recent call last):
         RuntimeError: Train loss contains a NaN. It appeared in batch 0...
 
-    Differs: the established class reads every loss from the device in the step, which synchronizes every step.
+    Differs: MosaicML's class reads every loss from the device in the step, which synchronizes every step.
     """
 
     def __init__(self) -> None:

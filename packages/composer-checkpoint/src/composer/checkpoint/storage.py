@@ -728,12 +728,12 @@ def check_installed(scheme: str, uri: str) -> None:
         fsspec.get_filesystem_class(scheme)
     except ImportError as error:
         package = _PACKAGES.get(scheme)
-        way_out = f"({error})"
+        advice = f"({error})"
         if package is not None:
             extra = f" or `pip install composer-checkpoint[{_EXTRAS[package]}]`" if package in _EXTRAS else ""
-            way_out = f"Run `pip install {package}`{extra}."
+            advice = f"Run `pip install {package}`{extra}."
         raise ModuleNotFoundError(
-            f"{without_password(uri)} needs a package that is not installed. {way_out}", name=package
+            f"{without_password(uri)} needs a package that is not installed. {advice}", name=package
         ) from error
     except ValueError as error:
         known = ", ".join(sorted({*_PACKAGES, "file", "memory"}))

@@ -256,7 +256,7 @@ class Uploader:
                 self._changed.wait_for(lambda: len(self.pending) < pending, left)  # noqa: B023 - called immediately
             names = self.pending
             if names or self._deadline.failing:
-                self._deadline.waited_in_vain(since)
+                self._deadline.record_timeout(since)
             if not names:
                 return
             kept = self._give_up()

@@ -45,8 +45,8 @@ _MASK_ALPHA = 0.6  # how opaque masks are over images
 class CometMLLogger(ServiceLogger):
     """Logger for Comet.
 
-    The experiment is created with the logger. If Comet does not answer in 10 seconds, that goes on in the background:
-    values are queued until it answers, and a failure is reported as that of any other call.
+    The experiment is created with the logger. If Comet does not answer in 10 seconds, the creation continues in the
+    background: values are queued until it answers, and a failure is reported as that of any other call.
 
     Training puts logged values into a queue, and a thread passes them to Comet's client: a step waits neither for Comet
     nor for the device. The step of a value is the number of trained batches. Numbers become metrics; text becomes a
@@ -124,7 +124,7 @@ class CometMLLogger(ServiceLogger):
             creation.result()
         else:
             log.warning(
-                "Comet has not answered in %g seconds. The run goes on, and what it logs is sent once Comet answers.",
+                "Comet has not answered in %g seconds. The run continues, and what it logs is sent once Comet answers.",
                 _CONNECT_SECONDS,
             )
         self._creation = creation

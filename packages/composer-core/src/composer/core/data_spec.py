@@ -307,7 +307,7 @@ def check_yields_batches(argument: str, dataloader: Any) -> None:
         got, hint = repr(dataloader), f"Load the data it names. {_WRAP}"
     elif _is_of_datasets(dataloader):
         splits = isinstance(dataloader, Mapping)
-        got = f"a `datasets.{kind.__name__}`, whose {'values are data sets' if splits else 'items are samples'}"
+        got = f"a `datasets.{kind.__name__}`, whose {'values are datasets' if splits else 'items are samples'}"
         dataset = f"dataset[{next(iter(dataloader), 'train')!r}]" if splits else "dataset"
         hint = (
             f"Pass `torch.utils.data.DataLoader({dataset}.with_format('torch'), batch_size=...)`, with "
@@ -384,7 +384,7 @@ def _warn_of_lists(dataloader: DataLoader[Any]) -> None:
     lists = [name for name, kind in features.items() if type(kind).__name__ not in ("Value", "ClassLabel")]
     if lists:
         warnings.warn(
-            f"The columns {', '.join(map(repr, lists))} of the data set are Python objects, of which the loader makes "
+            f"The columns {', '.join(map(repr, lists))} of the dataset are Python objects, of which the loader makes "
             f"lists instead of tensors. Pass `DataLoader(dataset.with_format('torch'), ...)`, or a `collate_fn`.",
             stacklevel=4,
         )
@@ -440,14 +440,14 @@ def _check_first(dataloader: Any, batch: Any) -> None:
     elif stages and isinstance(batch, Mapping) and isinstance(batch.get("__key__"), str):
         sample = f"the files of one key, {batch['__key__']!r}"
     if sample is not None:
-        way_out = _WRAP
+        advice = _WRAP
         if stages:
-            way_out = "End the pipeline with `.batched(...)`."
+            advice = "End the pipeline with `.batched(...)`."
         elif isinstance(dataloader, DataLoader):
-            way_out = "Pass `batch_size=...` to it, or let its data set yield batches."
+            advice = "Pass `batch_size=...` to it, or let its dataset yield batches."
         raise TypeError(
             f"`dataloader` must be an iterable of batches, got a {kind} whose first item is a sample: {sample}. "
-            f"{way_out}"
+            f"{advice}"
         )
     if not stages:
         return

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["call_of", "html_of_plan", "html_of_state", "name_of_model", "name_of_optimizer", "number"]
 
-_MOST_METRICS = 20  # rows
+_MAX_METRICS = 20  # rows
 _PLAIN = (bool, int, float, str, Time)
 
 
@@ -97,7 +97,7 @@ def _rows_of_state(state: State) -> Iterator[tuple[str, Any]]:
     yield "device", f"{state.device.name}, {state.precision.value}"
     metrics = {f"train/{name}": value for name, value in state.train_metric_values.items()}
     metrics |= {f"eval/{name}": value for name, value in state.eval_metric_values.items()}
-    for name, value in list(metrics.items())[:_MOST_METRICS]:
+    for name, value in list(metrics.items())[:_MAX_METRICS]:
         yield name, number(value)
 
 

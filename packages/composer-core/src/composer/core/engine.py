@@ -15,7 +15,7 @@ from composer.core.algorithm import always_matches, declared_events
 from composer.core.callback import Callback, dispatches_by_name, overridden_hooks
 from composer.core.display import html_of_plan
 from composer.core.event import Event
-from composer.core.logging import Logger, LoggerDestination, note_failure, tell_failures
+from composer.core.logging import Logger, LoggerDestination, log_failure_count, record_failure
 from composer.core.ordering import Ordering, opener_of
 from composer.core.passes import (
     AlgorithmPass,
@@ -397,7 +397,7 @@ class AlgorithmPlan:
         event: The event.
         ordering: The order of all the run's algorithms.
         passes: Custom passes that run after the default ones, or all passes (`replace`).
-        replace: Whether `passes` replaces the default passes.
+        replace: True if `passes` replaces the default passes.
         acted: The indices of the algorithms that acted last at each event, in order; shared by all plans.
         state: The state of the run.
         logger: Passed to the algorithms.
@@ -621,7 +621,7 @@ def _safe_hook(callback: Callback, event: Event) -> Callable[[State, Logger], An
         try:
             hook(state, logger)
         except caught as error:
-            note_failure(callback, event.value, error)
+            record_failure(callback, event.value, error)
 
     return run
 
@@ -678,8 +678,9 @@ def _check_owned(state: State, logger: Logger) -> None:
         if algorithm.state_dict().keys() - {"repr"}:
             name = type(algorithm).__name__
             raise ValueError(
-                f"`algorithms` must be objects of this run alone, but a run that was created later has the same "
-                f"`{name}` object, whose state both would change. Create one for each run: `algorithms=[{name}(...)]`."
+                f"`algorithms` must not be shared between runs, but a run that was created later uses the same "
+                f"`{name}` object, and both would change its state. Create one object per run: "
+                f"`algorithms=[{name}(...)]`."
             )
 
 
@@ -725,7 +726,7 @@ def _close(state: State, logger: Logger) -> None:
         except Exception:
             log.exception("Error running %s.post_close().", type(callback).__name__)
     for destination in logger.destinations:
-        tell_failures(destination)
+        log_failure_count(destination)
     _shut_down_workers(state.train_dataloader)
     log.debug("Engine closed.")
 

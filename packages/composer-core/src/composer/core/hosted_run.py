@@ -171,7 +171,7 @@ class HostedRun:
                     f"`schedulers` must have a method `step`, got {each!r}. For a schedule of `composer.optim` pass "
                     f"none, and add `run.state.schedulers = compile_composer_scheduler(schedule, run.state)`."
                 )
-        self._saver = _Saver()
+        self._saver = _SaveMarker()
         self.state = state = State(
             model=_with_loss(model, forward, loss),
             rank_zero_seed=seed,
@@ -179,7 +179,7 @@ class HostedRun:
             precision=precision,
             optimizers=optimizers,
             schedulers=schedulers,
-            algorithms=[*algorithms, *([TheHost(host_provides)] if host_provides else [])],
+            algorithms=[*algorithms, *([HostFeatures(host_provides)] if host_provides else [])],
             callbacks=[*ensure_tuple(loggers), *ensure_tuple(callbacks), self._saver],
         )
         self._check_optimizers()
@@ -191,11 +191,11 @@ class HostedRun:
         self._phase, self._before_evaluation = _CREATED, _CREATED
         self._random = _RandomStream(state)
         self._precision = _autocast_of(state)
-        self._is_taken = self.replays = self._is_announced = self._watches = False
+        self._is_taken = self.replays = self._is_announced = self._is_watching_optimizers = False
         self._stepped: str | None = None  # the optimizer that was stepped, by `step` or the loop
         self._is_distributed = False
         self._loaded: dict[str, Any] | None = None
-        self._order = _Order(state)
+        self._order = _LoaderOrder(state)
         self._backward: Callable[[torch.Tensor], object] | None = None
         self._outer: tuple[Any, ...] = ()  # the loader and the batch to restore after an evaluation
         self._lap_start = time.perf_counter()
@@ -254,9 +254,9 @@ class HostedRun:
         """
         self._require("reconfigure", _CREATED, _READY, hint="Call `end_fit` first, or `abort` after an exception.")
         accumulate, precision = int_at_least("accumulate", accumulate, 1), Precision(precision)
-        algorithms = [each for each in self.state.algorithms if not isinstance(each, TheHost)]
+        algorithms = [each for each in self.state.algorithms if not isinstance(each, HostFeatures)]
         _check_supported(algorithms, unavailable, accumulate)
-        algorithms += [TheHost(host_provides)] if host_provides else []
+        algorithms += [HostFeatures(host_provides)] if host_provides else []
         Ordering(algorithms)  # raises ConflictError
         self.state.algorithms, self.state.precision, self.accumulate = algorithms, precision, accumulate
         self._precision = _autocast_of(self.state)
@@ -508,7 +508,7 @@ class HostedRun:
         state = self.state
         if not isinstance(state.model, ComposerModel):
             raise RuntimeError(
-                f"`loss` must be known to compute it, but {type(state.model).__name__} is no `ComposerModel`. Pass "
+                f"`loss` must be known to compute it, but {type(state.model).__name__} is not a `ComposerModel`. Pass "
                 f"`HostedRun(..., loss=...)`."
             )
         batch = self.before_forward(batch)
@@ -673,19 +673,19 @@ class HostedRun:
 
     def _check_stepped(self) -> None:
         """Raise RuntimeError if the loop has stepped an optimizer itself, which would be a second step."""
-        if not self._watches:
-            self._watches = True
+        if not self._is_watching_optimizers:
+            self._is_watching_optimizers = True
             for optimizer in self.state.optimizers:
                 inner = getattr(optimizer, "base_optimizer", optimizer)  # the one that the loop knows
                 if hasattr(inner, "register_step_post_hook"):
-                    inner.register_step_post_hook(self._note_step)
+                    inner.register_step_post_hook(self._record_external_step)
         if self._stepped is not None:
             raise RuntimeError(
                 f"`step` steps the optimizers, but {self._stepped} has stepped since the last one. Remove "
                 f"`optimizer.step()` from the loop."
             )
 
-    def _note_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    def _record_external_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         rates = [group.get("lr") for group in optimizer.param_groups]
         if any(not isinstance(rate, (float, int)) or rate for rate in rates):  # else it only creates its state
             self._stepped = type(optimizer).__name__
@@ -720,13 +720,13 @@ class HostedRun:
                 if first is not None:
                     first()
             else:
-                self._replay(self._again if again is None else again)
+                self._replay(self._repeat_pass if again is None else again)
                 (self.after_gradients if then is None else then)()
             return total_loss(self.state.loss).detach() if self._sum is None else self._sum
 
         return run
 
-    def _again(self, batch: Any) -> None:
+    def _repeat_pass(self, batch: Any) -> None:
         self.backward(self.loss(batch), self._backward)
 
     def _replay(self, again: Callable[[Any], object]) -> None:
@@ -998,7 +998,7 @@ class HostedRun:
         self._loaded = dict(saved)
 
     def _named_algorithms(self) -> list[tuple[str, Algorithm]]:
-        return named(algorithm for algorithm in self.state.algorithms if not isinstance(algorithm, TheHost))
+        return named(algorithm for algorithm in self.state.algorithms if not isinstance(algorithm, HostFeatures))
 
     def _load_algorithms(self, saved: Mapping[str, Any]) -> None:
         states, own = dict(saved["algorithms"]), dict(self._named_algorithms())
@@ -1017,7 +1017,7 @@ class HostedRun:
 
         It includes the hooks from which the host announces the events.
         """
-        rows = [row for row in self.engine.explain() if row.name != _Saver.__name__]
+        rows = [row for row in self.engine.explain() if row.name != _SaveMarker.__name__]
         hooks = self._hooks
         return Plan([replace(r, reason=f"{r.reason}; from {hooks[r.event]}") if r.event in hooks else r for r in rows])
 
@@ -1051,8 +1051,8 @@ class HostedRun:
             kind = type(optimizer).__name__
             if own and own.isdisjoint(names):
                 raise ValueError(
-                    f"`optimizers` must hold parameters of `model`, got {kind} with {len(own)} others. Create it with "
-                    f"`run.model.parameters()`, after `run.init()`."
+                    f"`optimizers` must hold parameters of `model`, got {kind}, none of whose {len(own)} parameters is "
+                    f"in the model. Create it from `run.model.parameters()` after `run.init()`."
                 )
             if own & seen:
                 shared = ", ".join(sorted(names.get(each, "?") for each in own & seen)[:3])
@@ -1111,13 +1111,13 @@ def forward_inputs(module: Any, batch: Any) -> Any:
     """
     if not isinstance(batch, (tuple, list)):
         raise TypeError(
-            f"`forward` must be given for batches that are no tuple or list, got a {type(batch).__name__}. Pass for "
-            f"example `forward=lambda module, batch: module(**batch)`."
+            f"`forward` must be given for batches that are neither tuples nor lists, got a {type(batch).__name__}. "
+            f"Pass for example `forward=lambda module, batch: module(**batch)`."
         )
     return module(batch[0])
 
 
-class TheHost(Algorithm):
+class HostFeatures(Algorithm):
     """Declare the effects of features of the host, so that algorithms may exclude them. It never acts.
 
     Args:
@@ -1133,7 +1133,7 @@ class TheHost(Algorithm):
         """Never called."""
 
 
-class _Saver(Callback):
+class _SaveMarker(Callback):
     """Report at checkpoint events that the model is saved, while `HostedRun.saving` runs."""
 
     is_saving = False
@@ -1204,7 +1204,7 @@ class _RandomStream:
             module.set_rng_state(state.cpu())
 
 
-class _Order:
+class _LoaderOrder:
     """The random states that decide in which order a loader returns the batches of an epoch.
 
     Args:
@@ -1324,13 +1324,13 @@ def _check_supported(
     for algorithm in algorithms:
         name, events = type(algorithm).__name__, declared_events(algorithm)
         effects = declared_placement(algorithm).provides
-        for feature, way_out in unavailable.items():
+        for feature, advice in unavailable.items():
             if isinstance(feature, Event) and (events is None or feature in events):
                 what = f"acts at {feature.name}" if events is not None else f"may act at {feature.name}, or any event"
-                raise ConflictError(f"`{name}` {what}, which this loop cannot announce. {way_out}")
+                raise ConflictError(f"`{name}` {what}, which this loop cannot announce. {advice}")
             if not isinstance(feature, Event) and feature in effects:
                 raise ConflictError(
-                    f"`{name}` {PHRASES.get(feature, feature)}, which this loop does not support. {way_out}"
+                    f"`{name}` {PHRASES.get(feature, feature)}, which this loop does not support. {advice}"
                 )
 
 

@@ -103,11 +103,13 @@ class LoggerDestination(Callback, ABC):
         """Log images.
 
         Args:
-            images: One image (H, W) or (C, H, W), several (N, C, H, W), or a sequence of images.
+            images: One image (H, W) or (C, H, W), several (N, C, H, W), or a sequence of images: floats in [0, 1],
+                uint8 or bool.
             name: The name of the images.
             channels_last: True if the channels come last instead.
             step: The number of trained batches.
-            masks: Segmentation masks by name, like `images` but without channels.
+            masks: Segmentation masks by name: class indices as integers, shape (H, W) or (N, H, W), or a sequence of
+                masks.
             mask_class_labels: The name of each class in the masks.
             use_table: Show the images as a table, where the destination can.
         """
@@ -240,8 +242,8 @@ class Logger:
             if destination.accepts_deferred is True:
                 try:  # as in `call_logger`, at half its cost: called at every step
                     destination.log_metrics(metrics, step)
-                except Exception as error:  # noqa: BLE001 - reported by `note_failure`
-                    note_failure(destination, "log_metrics", error)
+                except Exception as error:  # noqa: BLE001 - reported by `record_failure`
+                    record_failure(destination, "log_metrics", error)
             elif (
                 getattr(destination.log_metrics, "__func__", None) is not _BASE_LOG_METRICS
             ):  # do not read values unnecessarily
@@ -336,15 +338,15 @@ def _read_deferred(metrics: dict[str, Any]) -> dict[str, Any]:
 
 
 def call_logger(destination: LoggerDestination, method: str, *args: Any, **kwargs: Any) -> Any:
-    """Call a method of a destination; return None if it raised, after `note_failure`."""
+    """Call a method of a destination; return None if it raised, after `record_failure`."""
     try:
         return getattr(destination, method)(*args, **kwargs)
-    except Exception as error:  # noqa: BLE001 - reported by `note_failure`
-        note_failure(destination, method, error)
+    except Exception as error:  # noqa: BLE001 - reported by `record_failure`
+        record_failure(destination, method, error)
         return None
 
 
-def note_failure(destination: LoggerDestination, method: str, error: Exception) -> None:
+def record_failure(destination: LoggerDestination, method: str, error: Exception) -> None:
     """Warn of the first failure of a destination and count the later ones. Call it while `error` is handled.
 
     Raises:
@@ -360,13 +362,13 @@ def note_failure(destination: LoggerDestination, method: str, error: Exception) 
         return
     log.warning("`%s.%s` failed:", name, method, exc_info=error)
     warnings.warn(
-        f"`{name}.{method}` failed: {type(error).__name__}: {error}. The run goes on; later failures of this logger "
+        f"`{name}.{method}` failed: {type(error).__name__}: {error}. The run continues; later failures of this logger "
         f"are only counted. Set its `on_error` to 'raise' to stop the run instead.",
         stacklevel=4,
     )
 
 
-def tell_failures(destination: LoggerDestination) -> None:
+def log_failure_count(destination: LoggerDestination) -> None:
     """Log how often a destination failed, if more than once: the first failure was reported by a warning."""
     count = vars(destination).pop(_NUM_FAILURES, 0)
     if count > 1:

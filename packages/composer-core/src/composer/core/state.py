@@ -61,7 +61,7 @@ class State(Serializable):
         device: The device to train on: a `Device` or its name; None: the device of the model.
         max_duration: The length of the run: a time string, a `Time` or a number of epochs.
         device_train_microbatch_size: Samples per forward pass; None: the whole batch.
-        auto_microbatching: Whether the Trainer searches for the largest size that fits into memory.
+        auto_microbatching: True if the Trainer searches for the largest size that fits into memory.
         train_dataloader: The loader of the training data.
         evaluators: The datasets to evaluate on.
         dataloader: The active loader. Without `train_dataloader` it is the training loader as well.
@@ -71,7 +71,7 @@ class State(Serializable):
         precision_config: Arguments of the FP8 recipe.
         optimizers: One optimizer or several.
         scaler: The gradient scaler of fp16 training.
-        save_metrics: Whether `state_dict` includes metrics.
+        save_metrics: True if `state_dict` includes metrics.
         algorithms: The algorithms, in the order in which they act unless their placements say otherwise.
         callbacks: The callbacks and loggers, in the order in which they are called.
         schedulers: One learning-rate scheduler or several.
@@ -84,8 +84,8 @@ class State(Serializable):
     Attributes:
         batch: The current batch: on the host from AFTER_DATALOADER on, the microbatch on the device during the forward
             and backward pass.
-        inputs: First part of a pair batch; setting it replaces that part.
-        targets: Second part of a pair batch.
+        inputs: The first part of a batch of two parts (TypeError for any other batch); setting it replaces that part.
+        targets: The second part, likewise.
         outputs: The last outputs of the model.
         loss: The last loss: a tensor, a sequence of tensors, or a dict of tensors.
         timestamp: Training progress.
@@ -442,7 +442,7 @@ class State(Serializable):
 
     @property
     def inputs(self) -> Any:
-        """The first part of a pair batch."""
+        """The first part of a batch of two parts."""
         return _pair_of(self.batch)[0]
 
     @inputs.setter
@@ -451,7 +451,7 @@ class State(Serializable):
 
     @property
     def targets(self) -> Any:
-        """The second part of a pair batch."""
+        """The second part of a batch of two parts."""
         return _pair_of(self.batch)[1]
 
     @targets.setter
@@ -606,9 +606,9 @@ class State(Serializable):
         never evaluated.
 
         Args:
-            state: A dictionary returned by `state_dict`, here or by the reference implementation.
+            state: A dictionary returned by `state_dict`, here or by MosaicML's Composer.
             logger: The logger for those algorithms; None: a logger with the destinations among `callbacks`.
-            strict: Whether the keys of the model must match exactly.
+            strict: True if the keys of the model must match exactly.
             exclude_algorithms: Class names of algorithms that must not be added.
             algorithm_passes: The passes that order the algorithms, as for `Engine`.
 
@@ -637,7 +637,7 @@ class State(Serializable):
 
         Args:
             state_dict: A dictionary returned by `state_dict`.
-            strict: Whether each saved optimizer must have exactly the parameters of the current one.
+            strict: True if each saved optimizer must have exactly the parameters of the current one.
 
         Raises:
             KeyError: `strict`, and a saved optimizer has other parameters.

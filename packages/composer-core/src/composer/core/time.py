@@ -494,7 +494,7 @@ class Timestamp(Serializable):
     batch: Time[int] = _counter("batch")
     sample: Time[int] = _counter("sample")
     token: Time[int] = _counter("token")
-    epoch_in_iteration: Time[int] = _counter("epoch_in_iteration", settable=True)  # old checkpoints have none
+    epoch_in_iteration: Time[int] = _counter("epoch_in_iteration", settable=True)  # may be missing in checkpoints
     token_in_iteration: Time[int] = _counter("token_in_iteration")
     batch_in_epoch: Time[int] = _counter("batch_in_epoch")
     sample_in_epoch: Time[int] = _counter("sample_in_epoch")

@@ -1,4 +1,4 @@
-"""`DeviceCPU`, under its established import path. `composer.devices.device` defines it."""
+"""`DeviceCPU`, under the import path of MosaicML's Composer. `composer.devices.device` defines it."""
 
 from composer.devices.device import DeviceCPU as DeviceCPU
 

@@ -1,4 +1,4 @@
-"""`DeviceGPU`, under its established import path. `composer.devices.device` defines it."""
+"""`DeviceGPU`, under the import path of MosaicML's Composer. `composer.devices.device` defines it."""
 
 from composer.devices.device import DeviceGPU as DeviceGPU
 

@@ -1,4 +1,4 @@
-"""`DeviceHPU`, under its established import path. `composer.devices.device` defines it."""
+"""`DeviceHPU`, under the import path of MosaicML's Composer. `composer.devices.device` defines it."""
 
 from composer.devices.device import DeviceHPU as DeviceHPU
 

@@ -1,4 +1,4 @@
-"""`DeviceMPS`, under its established import path. `composer.devices.device` defines it."""
+"""`DeviceMPS`, under the import path of MosaicML's Composer. `composer.devices.device` defines it."""
 
 from composer.devices.device import DeviceMPS as DeviceMPS
 

@@ -1,4 +1,4 @@
-"""`DeviceNeuron`, under its established import path. `composer.devices.device` defines it."""
+"""`DeviceNeuron`, under the import path of MosaicML's Composer. `composer.devices.device` defines it."""
 
 from composer.devices.device import DeviceNeuron as DeviceNeuron
 

@@ -1,4 +1,4 @@
-"""`DeviceTPU`, under its established import path. `composer.devices.device` defines it."""
+"""`DeviceTPU`, under the import path of MosaicML's Composer. `composer.devices.device` defines it."""
 
 from composer.devices.device import DeviceTPU as DeviceTPU
 

@@ -1,4 +1,4 @@
-"""`Logger` and `format_log_data_value`, under their established import path. `composer.core.logging` defines them."""
+"""`Logger` and `format_log_data_value` of `composer.core.logging`, under the import path of MosaicML's Composer."""
 
 from composer.core.logging import Logger as Logger
 from composer.core.logging import format_log_data_value as format_log_data_value

@@ -1,4 +1,4 @@
-"""`LoggerDestination`, under its established import path. `composer.core.logging` defines it."""
+"""`LoggerDestination`, under the import path of MosaicML's Composer. `composer.core.logging` defines it."""
 
 from composer.core.logging import LoggerDestination as LoggerDestination
 

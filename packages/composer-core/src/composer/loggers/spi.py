@@ -308,7 +308,7 @@ class Sender:
                     done = self._done
                     self._changed.wait_for(lambda: self._done > done, left)  # noqa: B023 - called before it changes
                 if self._done < target or self._deadline.failing:
-                    self._deadline.waited_in_vain(since)  # later calls do not wait once more
+                    self._deadline.record_timeout(since)  # later calls do not wait once more
             arrived = self._done >= target
         if not arrived:
             text = "`%s` could not send everything in %g seconds: %d records wait."
@@ -545,7 +545,7 @@ class _PendingValue:
 def _snapshot(value: Any, pending: list[_PendingValue], arrays: list[Any]) -> Any:
     """Return a value as it is now; add values on the device to `pending`, and other large ones to `arrays`."""
     if type(value) is DeferredValue:
-        number = value.settled()
+        number = value.cpu_number()
         if number is not None:
             return number
     else:
@@ -767,9 +767,9 @@ def report_failure(name: str, failure: Exception, on_error: str) -> None:
     """
     message = f"`{name}` failed to log: {type(failure).__name__}: {failure}"
     if on_error == "raise":
-        raise RuntimeError(f"{message} Pass `on_error='warn'` to train on without it.") from failure
+        raise RuntimeError(f"{message} Pass `on_error='warn'` to continue training without it.") from failure
     warnings.warn(
-        f"{message} The run goes on; this is not reported again. Pass `on_error='raise'` to stop the run instead.",
+        f"{message} The run continues; this is not reported again. Pass `on_error='raise'` to stop the run instead.",
         stacklevel=5,
     )
 
@@ -822,7 +822,7 @@ def end_in_time(end: Callable[[float], object], deadline: DeliveryDeadline, what
     try:
         call_in_time(partial(end, seconds), seconds + grace, what)
     except TimeoutError:
-        deadline.waited_in_vain(since)
+        deadline.record_timeout(since)
         raise
 
 

@@ -31,8 +31,8 @@ def soft_cross_entropy(
     positions whose targets are all zero do not count.
 
     Args:
-        input: Logits, shape (N, C, ...).
-        target: Indices, shape (N, ...), or probabilities, shape (N, C, ...).
+        input: Logits, shape (N, C, ...), floating.
+        target: Indices, shape (N, ...), int64; or probabilities, shape (N, C, ...), floating (integers are converted).
         weight: Weight of each class, shape (C,). With probabilities it does not enter the divisor of the mean.
         ignore_index: Index that does not count; not used with probabilities.
         reduction: "mean", "sum" or "none".
@@ -148,8 +148,9 @@ def binary_cross_entropy_with_logits(
     """Compute the binary cross-entropy of each class, with class indices or class probabilities.
 
     Args:
-        input: Logits, shape (N, C, ...).
-        target: Indices, shape (N, ...), or one value in [0, 1] per class, shape (N, C, ...).
+        input: Logits, shape (N, C, ...), floating.
+        target: Indices of any integer dtype, shape (N, ...); or one value in [0, 1] per class, shape (N, C, ...), which
+            is converted to float32.
         weight: Weight of each element; must broadcast to `input`.
         reduction: "sum", "mean" or "none".
         pos_weight: Weight of the positive term; must broadcast to `input`.
@@ -160,7 +161,7 @@ def binary_cross_entropy_with_logits(
 
     Raises:
         RuntimeError: The shapes fit neither kind of target.
-        ValueError: `reduction` is unknown, or an index is larger than the number of classes (on the CPU).
+        ValueError: `reduction` is unknown, indices are not integers, or one is C or larger (checked on the CPU only).
 
     Example:
         >>> binary_cross_entropy_with_logits(torch.zeros(2, 3), torch.tensor([0, 2]))
@@ -230,7 +231,8 @@ class DiceLoss(torch.nn.Module):
 
         Args:
             input: Predictions or logits, shape (N, C, ...) with at least one spatial dimension.
-            target: Indices, shape (N, ...), or one value per class, shape (N, C, ...).
+            target: Indices of any integer dtype, shape (N, ...); or one value per class, shape (N, C, ...), which is
+                converted to float32.
 
         Returns:
             A scalar; with `reduction="none"` shape (N, C), or (C,) with `batch`. `ignore_absent_classes` then selects
@@ -238,7 +240,8 @@ class DiceLoss(torch.nn.Module):
 
         Raises:
             RuntimeError: The shapes fit neither kind of target.
-            ValueError: There is nothing to sum over, or an index is larger than the number of classes (on the CPU).
+            ValueError: There is nothing to sum over, indices are not integers, or one is C or larger (checked on the
+                CPU only).
         """
         target = ensure_targets_one_hot(input, target)
         input = input.to(torch.promote_types(input.dtype, target.dtype))  # the sums overflow in fp16

@@ -16,11 +16,11 @@ from composer.core.types import Batch
 from composer.models.base import ComposerModel
 from composer.utils.batch_helpers import batch_get, fields_of, is_batch_dataclass
 
-__all__ = ["ModuleWithLoss", "as_composer_model", "index_metrics", "name_of_given"]
+__all__ = ["ModuleWithLoss", "as_composer_model", "index_metrics", "user_model_name"]
 
 _TARGETS = ("labels", "label", "targets", "target")  # of batches with named parts
 _PREFIX, _LOSS = "module.", "loss_fn."
-_CONSTANT = torch.nn.modules.loss._Loss  # losses of torch: their settings are not trained
+_TORCH_LOSS = torch.nn.modules.loss._Loss  # losses of torch: their settings are not trained
 
 
 class ModuleWithLoss(ComposerModel):
@@ -84,7 +84,7 @@ class ModuleWithLoss(ComposerModel):
         self.input_key, self.target_key = input_key, target_key
         self._metrics, self._measures_loss = _named_metrics(metrics), metrics is None
         self._calls: dict[tuple[str, ...], bool] = {}  # by the names of inputs: whether these are keyword arguments
-        if isinstance(loss, _CONSTANT) or any(loss is part for part in module.modules()):
+        if isinstance(loss, _TORCH_LOSS) or any(loss is part for part in module.modules()):
             # Nothing of it is trained or saved here, so state dicts are those of the module.
             self.__dict__["loss_fn"] = loss
         else:
@@ -101,7 +101,7 @@ class ModuleWithLoss(ComposerModel):
     def _apply(self, fn: Callable[[Any], Any], recurse: bool = True) -> Any:
         result = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         loss = self.__dict__.get("loss_fn")
-        if isinstance(loss, _CONSTANT):  # class weights move with the module
+        if isinstance(loss, _TORCH_LOSS):  # class weights move with the module
             loss._apply(fn, recurse)  # type: ignore[no-untyped-call]
         return result
 
@@ -387,11 +387,11 @@ _WRAPPERS = (
 )
 
 
-def name_of_given(model: torch.nn.Module) -> str:
+def user_model_name(model: torch.nn.Module) -> str:
     """Return the class of the module that the user has passed, for messages: without `ModuleWithLoss` around it.
 
     Example:
-        >>> name_of_given(ModuleWithLoss(torch.nn.Linear(3, 2), torch.nn.functional.cross_entropy))
+        >>> user_model_name(ModuleWithLoss(torch.nn.Linear(3, 2), torch.nn.functional.cross_entropy))
         'Linear'
     """
     return type(model.module if isinstance(model, ModuleWithLoss) else model).__name__
@@ -446,7 +446,7 @@ def as_composer_model(
         wrapped: ComposerModel = wrapper(module, metrics=metrics)
         return wrapped
     raise ValueError(
-        f"`loss` must be given for a module that is no `ComposerModel`, got a {type(module).__name__}. Pass a function "
-        f"of outputs and targets, for example `loss=torch.nn.functional.cross_entropy`, or define the loss in a "
-        f"subclass of `composer.ComposerModel`."
+        f"`loss` must be given for a module that is not a `ComposerModel`, got a {type(module).__name__}. Pass a "
+        f"function of outputs and targets, for example `loss=torch.nn.functional.cross_entropy`, or define the loss "
+        f"in a subclass of `composer.ComposerModel`."
     )

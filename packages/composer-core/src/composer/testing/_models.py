@@ -69,7 +69,7 @@ class SimpleModel(_Classifier):
     Args:
         num_features: Channels of the input.
         num_classes: Number of classes.
-        bias: Whether the linear layers have a bias.
+        bias: True if the linear layers have a bias.
         train_metrics: Training metrics by name.
         eval_metrics: Evaluation metrics by name.
         seed: The seed of the weights.
@@ -144,7 +144,7 @@ class SimpleConvModel(_Classifier):
         num_channels: Channels of the images.
         num_classes: Number of classes.
         norm: The normalization after the convolutions: "batch", "instance", "group" or None.
-        norm_affine: Whether the normalization has a weight and a bias.
+        norm_affine: True if the normalization has a weight and a bias.
         train_metrics: Training metrics by name.
         eval_metrics: Evaluation metrics by name.
         seed: The seed of the weights.

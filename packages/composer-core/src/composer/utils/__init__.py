@@ -26,7 +26,7 @@ from composer.utils import reproducibility as reproducibility
 from composer.utils import retrying as retrying
 from composer.utils import string_enum as string_enum
 from composer.utils import warnings as warnings
-from composer.utils._elsewhere import find_elsewhere
+from composer.utils._registered import find_registered
 from composer.utils.auto_log_hparams import convert_flat_dict_to_nested_dict as convert_flat_dict_to_nested_dict
 from composer.utils.auto_log_hparams import convert_nested_dict_to_flat_dict as convert_nested_dict_to_flat_dict
 from composer.utils.auto_log_hparams import extract_hparams as extract_hparams
@@ -169,6 +169,6 @@ def __getattr__(name: str) -> Any:
     if name in ("collect_env", *_COLLECT_ENV):
         module = import_module("composer.utils.collect_env")
         return module if name == "collect_env" else getattr(module, name)
-    value = find_elsewhere(__name__, name)
+    value = find_registered(__name__, name)
     globals()[name] = value
     return value

@@ -55,15 +55,15 @@ def lookup(name: str, from_torch: Callable[[], int] | None = None) -> int:
         actual = from_torch()
         if value is not None and value != actual:
             raise RuntimeError(
-                f"The environment variable `{name}` is {value}, but torch.distributed was initialised with {actual}. "
-                f"Unset it, or initialise from the environment with `composer.utils.dist.initialize_dist`."
+                f"The environment variable `{name}` is {value}, but torch.distributed was initialized with {actual}. "
+                f"Unset it, or initialize from the environment with `composer.utils.dist.initialize_dist`."
             )
         return actual
     if value is not None:
         return value
     if is_initialized():
         raise MissingEnvironmentError(
-            f"torch.distributed is initialised, but the environment variable `{name}` is not set. Start the processes "
+            f"torch.distributed is initialized, but the environment variable `{name}` is not set. Start the processes "
             f"with `composer` or `torchrun`, or set it first."
         )
     return DEFAULTS[name]

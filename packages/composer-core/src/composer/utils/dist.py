@@ -225,7 +225,7 @@ def initialize_dist(device: Device | str | None = None, timeout: float = 300.0) 
         if backend and backend not in [part.rpartition(":")[2] for part in config.split(",")]:
             raise RuntimeError(
                 f"The device {device.name!r} needs the backend {backend!r}, but torch.distributed is already "
-                f"initialised with {config!r}. Initialise it with that backend, or leave it to the Trainer."
+                f"initialized with {config!r}. Initialize it with that backend, or leave it to the Trainer."
             )
         return
     if not (backend and is_available()):

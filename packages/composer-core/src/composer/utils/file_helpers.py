@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from composer.utils import dist
-from composer.utils._elsewhere import find_elsewhere
+from composer.utils._registered import find_registered
 from composer.utils.misc import partial_format
 
 if TYPE_CHECKING:
@@ -272,4 +272,4 @@ def create_symlink_file(existing_path: str, destination_filename: str | Path) ->
 
 
 def __getattr__(name: str) -> Any:
-    return find_elsewhere(__name__, name)
+    return find_registered(__name__, name)

@@ -142,7 +142,7 @@ class DeliveryDeadline:
         """Record a complete delivery: the service no longer fails."""
         self._failing_since, self._progress = None, time.monotonic()
 
-    def waited_in_vain(self, waiting_since: float) -> None:
+    def record_timeout(self, waiting_since: float) -> None:
         """Record a wait that timed out; later waits are immediately over until the next delivery."""
         begin = max(waiting_since, self._progress)
         self._seconds_lost[0] += time.monotonic() - begin

@@ -169,7 +169,7 @@ def test_changes_while_swapped_apply_to_both_weight_and_average(dtype: torch.dty
     averages = averaged(model)
     weights, stored = copied(model), copied(averages)
     averages.swap(model)
-    averages.leave_in(model)
+    averages.record_checksums(model)
     with torch.no_grad():
         model[0].weight.neg_()  # type: ignore[operator,union-attr]
     current = copied(model)["0.weight"]
@@ -190,7 +190,7 @@ def test_the_smallest_change_of_a_large_tensor_is_detected(dtype: torch.dtype, p
         model[0][0, 0] = 2
     averages = StoredWeights(model)
     averages.swap(model)
-    averages.leave_in(model)
+    averages.record_checksums(model)
     with torch.no_grad():
         if permute:
             model[0].copy_(model[0].roll(1, dims=1))

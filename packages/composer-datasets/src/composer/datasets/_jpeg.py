@@ -121,7 +121,7 @@ def cut_jpeg(
     numbers = np.frombuffer(index, "<u2")
     frame, scan, run_height, run_width, per_row = numbers[:_HEAD].tolist()
     runs = numbers[_HEAD:].astype(np.int64)
-    # One more pixel on each side, and at least 6 in a row: the decoder interpolates chroma between neighbours, except
+    # One more pixel on each side, and at least 6 in a row: the decoder interpolates chroma between neighbors, except
     # in images that are not wider than 4 pixels.
     first_row, last_row = max(top - 1, 0) // run_height, -(-min(top + box_height + 1, height) // run_height)
     first_run, last_run = (
@@ -151,8 +151,8 @@ def jpeg_shape(data: bytes) -> tuple[int, int] | None:
         return None
     decoder = require_decoder()
     try:
-        height, width, colours, _ = decoder.decode_jpeg_header(data)
-        if colours not in ("YCbCr", "RGB", "Gray"):
+        height, width, colors, _ = decoder.decode_jpeg_header(data)
+        if colors not in ("YCbCr", "RGB", "Gray"):
             return None
         decoder.decode_jpeg(data)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Errors for data sets and packages that are not installed, with the command that gets them."""
+"""Errors for datasets and packages that are not installed, with the command that gets them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 
 def missing_files(name: str, looked_for: Sequence[Path | str], command: str) -> FileNotFoundError:
-    """Return the error for a data set whose files do not exist.
+    """Return the error for a dataset whose files do not exist.
 
     Args:
-        name: The data set.
+        name: The dataset.
         looked_for: The expected paths.
         command: The shell command that gets the files.
     """

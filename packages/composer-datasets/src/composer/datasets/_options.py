@@ -42,7 +42,7 @@ class Options:
         drop_last: Drop samples that do not fill a batch on every rank. None: `is_train`.
         shuffle: Use a random order. None: `is_train`.
         seed: Seed of the order and all random transforms.
-        device: Device that stores the data set, or makes the batches of a loader on the host. None: the host.
+        device: Device that stores the dataset, or makes the batches of a loader on the host. None: the host.
         dataloader_kwargs: Arguments of `ResumableDataLoader`; on the host only.
     """
 

@@ -1,4 +1,4 @@
-"""Data sets of small labelled images that fit in memory: their files, loaders and synthetic versions."""
+"""Datasets of small labeled images that fit in memory: their files, loaders and synthetic versions."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from composer.utils import dist
 def find_files(
     name: str, torchvision_name: str, datadir: Path | str, layout: str, names: Sequence[str], *, gzipped: bool = False
 ) -> list[Path]:
-    """Return the paths of a data set's files.
+    """Return the paths of a dataset's files.
 
     Args:
-        name: The data set, for the error message.
+        name: The dataset, for the error message.
         torchvision_name: The class in `torchvision.datasets` that downloads the files.
         datadir: The folder that holds `layout`, or that folder itself.
         layout: The folder of the files, as torchvision names it.
@@ -35,7 +35,7 @@ def find_files(
         gzipped: Also accept `<name>.gz`.
 
     Raises:
-        FileNotFoundError: A file does not exist; the message has the command that downloads the data set.
+        FileNotFoundError: A file does not exist; the message has the command that downloads the dataset.
     """
     folder, parts = Path(datadir).expanduser(), Path(layout).parts
     if folder.absolute().parts[-len(parts) :] != parts:
@@ -54,7 +54,7 @@ def find_files(
     return paths
 
 
-class LabelledImages(Dataset[tuple[Any, Any]]):
+class LabeledImages(Dataset[tuple[Any, Any]]):
     """Images in memory, returned as Pillow images so that torchvision's transforms work on them.
 
     Args:
@@ -81,7 +81,7 @@ class LabelledImages(Dataset[tuple[Any, Any]]):
 
 @dataclass(frozen=True)
 class SmallImageSet:
-    """Description of a data set; its `build` methods are the public builders.
+    """Description of a dataset; its `build` methods are the public builders.
 
     Attributes:
         load: `load(datadir, is_train)` returns the images and labels, or raises FileNotFoundError.
@@ -136,7 +136,7 @@ class SmallImageSet:
             drop_last: Drop samples that do not fill a batch on every rank. None: only in training.
             shuffle: Use a new random order in every epoch. None: only in training.
             seed: Seed of the order and the augmentation.
-            device: Store the whole data set on this device ("gpu", "cpu", a `Device` or a torch device) and make the
+            device: Store the whole dataset on this device ("gpu", "cpu", a `Device` or a torch device) and make the
                 batches there; see `DeviceLoader`. None: use a `ResumableDataLoader` on the host.
             transform: Replaces the default augmentation. With `device`: an `ImageTransform`, which also normalizes. On
                 the host: a function of Pillow images.
@@ -167,11 +167,11 @@ class SmallImageSet:
         transform: Callable[..., Any] | None = None,
         **dataloader_kwargs: Any,
     ) -> DataSpec:
-        """Build a loader of synthetic images with the shape and classes of the data set. A model can learn them.
+        """Build a loader of synthetic images with the shape and classes of the dataset. A model can learn them.
 
         Args:
             global_batch_size: Images per batch, summed over all ranks.
-            num_samples: Number of images. None: as many as the data set has.
+            num_samples: Number of images. None: as many as the dataset has.
             is_train: True: augment, shuffle and drop the last batch. The test images are different images of the same
                 classes.
             drop_last: See the builder without `synthetic` in its name, also for the arguments below.
@@ -208,5 +208,5 @@ class SmallImageSet:
 
             steps: list[Any] = [transforms.RandomCrop(self.size, padding=self.padding)]
             transform = transforms.Compose(steps + [transforms.RandomHorizontalFlip()] * self.flip)
-        loader = options.on_host(LabelledImages(images, labels, transform), pil_image_collate)
+        loader = options.on_host(LabeledImages(images, labels, transform), pil_image_collate)
         return DataSpec(loader, batch_transforms=NormalizationFn(self.mean, self.std))

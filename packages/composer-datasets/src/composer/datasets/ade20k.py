@@ -27,7 +27,7 @@ NUM_CLASSES = 150
 
 
 class ADE20k(Dataset[tuple[Any, Any]]):
-    """Data set of scenes and their annotations: 0 means no class, and 1 to 150 are the classes.
+    """Dataset of scenes and their annotations: 0 means no class, and 1 to 150 are the classes.
 
     Args:
         datadir: `ADEChallengeData2016`, or the folder that holds it.
@@ -77,7 +77,7 @@ class ADE20k(Dataset[tuple[Any, Any]]):
 
 
 class SegmentationTransform:
-    """Transform of an image and its annotation: random resize, crop, mirror and colours, or only a resize.
+    """Transform of an image and its annotation: random resize, crop, mirror and colors, or only a resize.
 
     Args:
         size: Height and width of the results.
@@ -182,7 +182,7 @@ def build_synthetic_ade20k_dataloader(
     seed: int = 0,
     **dataloader_kwargs: Any,
 ) -> DataSpec:
-    """Build a loader of synthetic images in the format of ADE20k: rectangles in 150 colours, not augmented.
+    """Build a loader of synthetic images in the format of ADE20k: rectangles in 150 colors, not augmented.
 
     Arguments that are not described here are those of `build_ade20k_dataloader`.
 

@@ -29,7 +29,7 @@ _COMMAND = (
 
 
 class BraTS(Dataset[tuple[Tensor, Tensor]]):
-    """Data set of volumes of the four magnetic resonance sequences, and the tissue class of each voxel.
+    """Dataset of volumes of the four magnetic resonance sequences, and the tissue class of each voxel.
 
     Each sequence is normalized over the voxels of the brain (those that are not 0); the others stay 0. Classes are
     0 (healthy), 1 (necrosis), 2 (oedema) and 3 (enhancing tumour; 4 in files until 2021).
@@ -38,7 +38,7 @@ class BraTS(Dataset[tuple[Tensor, Tensor]]):
         datadir: Holds a folder for each case, with files such as `<case>_flair.nii.gz` and `<case>_seg.nii.gz`, or,
             since 2023, `<case>-t2f.nii.gz` and `<case>-seg.nii.gz`.
         crop_size: Depth, height and width of the samples; smaller volumes are padded with 0.
-        is_train: Crop at random and mirror each dimension at random; otherwise crop the centre.
+        is_train: Crop at random and mirror each dimension at random; otherwise crop the center.
         cases: Names of the folders to use. None: all.
         transform: `(volume, mask) -> (volume, mask)` after that, such as `RandomNoise3d()`, or several of them in
             `torchvision.transforms.v2.Compose`. None: no more transforms.

@@ -54,7 +54,7 @@ def build_c4_dataloader(
         tokenizer: A tokenizer as in `build_text_dataloader`.
         max_seq_len: Tokens per sequence.
         split: Part of the file names: "train" or "validation".
-        masked: True: masked language modelling. False: causal language modelling, with the tokens as labels.
+        masked: True: masked language modeling. False: causal language modeling, with the tokens as labels.
         mlm_probability: Fraction of the tokens to predict, if `masked`.
         max_shards: Use only this many shards, from the first. None: all.
         separator: The token after each document, or None. "auto": the tokenizer's `eos_token_id` or `sep_token_id`, if

@@ -15,7 +15,7 @@ class CharTokenizer:
     Args:
         characters: The vocabulary; repetitions do not matter.
         eos_token: Name of a token that separates documents, or None. Special tokens come after the characters.
-        mask_token: Name of the mask token for masked language modelling, or None.
+        mask_token: Name of the mask token for masked language modeling, or None.
         unk_token: Name of the token for unknown characters. None: unknown characters raise an error.
 
     Attributes:

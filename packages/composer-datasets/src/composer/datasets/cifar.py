@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100: small colour photographs of 10 and of 100 classes."""
+"""CIFAR-10 and CIFAR-100: small color photographs of 10 and of 100 classes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A loader over a data set that is stored on the training device, where its batches are made."""
+"""A loader over a dataset that is stored on the training device, where its batches are made."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def draw_for_batch(
 
 
 class DeviceLoader(ShardLoader):
-    """A loader over a whole data set in the memory of the training device.
+    """A loader over a whole dataset in the memory of the training device.
 
     A batch is one `index_select` of the stored samples, transformed on the device: there are no worker processes, no
     copies from the host and no device-to-host reads. The Trainer uses such batches as they are.
@@ -110,7 +110,7 @@ class DeviceLoader(ShardLoader):
         targets: Shape (N,) or (N, ...). None: batches have inputs only.
         batch_size: Samples per batch of this rank.
         transform: Makes the batch; `ImageTransform` is for images. None: `(inputs, targets)` as stored.
-        device: Device that stores the data set: a `Device`, a torch device, "cpu", or "gpu" for the GPU with this
+        device: Device that stores the dataset: a `Device`, a torch device, "cpu", or "gpu" for the GPU with this
             process's local rank. None: the device of `inputs`.
         shuffle: Use a new random order in every epoch.
         drop_last: Drop samples that do not fill a batch on every rank. None: the value of `shuffle`.

@@ -1,4 +1,4 @@
-"""A data set of images in memory-mapped files that `composer-datasets write` wrote."""
+"""A dataset of images in memory-mapped files that `composer-datasets write` wrote."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class RandomCropDecoder:
                 raise ValueError(f"`{name}` must be two positive numbers in order{limit}, got {(low, high)!r}.")
 
     def draw(self, height: int, width: int) -> tuple[Box, bool]:
-        """Return a random rectangle, or the largest in the centre if ten do not fit; and True if it is mirrored."""
+        """Return a random rectangle, or the largest in the center if ten do not fit; and True if it is mirrored."""
         numbers = torch.rand(23, dtype=torch.float64).tolist()  # in one call
         mirrored = numbers[22] < self.flip
         (low, high), (narrow, wide) = self.scale, self.ratio
@@ -107,7 +107,7 @@ class RandomCropDecoder:
 
 @dataclass(frozen=True)
 class CenterCropDecoder:
-    """Decode the square in the centre of an image, resized.
+    """Decode the square in the center of an image, resized.
 
     Args:
         size: Height and width of the result.
@@ -128,14 +128,14 @@ class CenterCropDecoder:
             raise ValueError(f"`resize_size` must be at least `size`, {self.size}, got {self.resize_size!r}.")
 
     def draw(self, height: int, width: int) -> tuple[Box, bool]:
-        """Return the square in the centre, never mirrored."""
+        """Return the square in the center, never mirrored."""
         resized = round(self.size * 256 / 224) if self.resize_size is None else self.resize_size
         side = max(round(min(height, width) * self.size / resized), 1)
         return Box((height - side) // 2, (width - side) // 2, side, side), False
 
 
 class ImageFiles(Dataset[tuple[Any, int]]):
-    """Map-style data set of the images that `composer-datasets write` stored in a folder.
+    """Map-style dataset of the images that `composer-datasets write` stored in a folder.
 
     Files are memory-mapped, and an image is read by its index, so any order is as fast as any other. Worker processes
     get only the path. `ResumableDataLoader` gives every rank its share, and resumes.
@@ -147,7 +147,7 @@ class ImageFiles(Dataset[tuple[Any, int]]):
     Args:
         folder: What `composer-datasets write` wrote.
         crop: What to decode of an image, such as `RandomCropDecoder(224)`. None: the whole image.
-        transform: Applied to each Pillow image after the crop, as in the data sets of torchvision. None: samples have
+        transform: Applied to each Pillow image after the crop, as in the datasets of torchvision. None: samples have
             tensors instead, which is faster.
         verify: Compare each image with its checksum, which costs a few percent. `composer-datasets check` compares all
             images once.

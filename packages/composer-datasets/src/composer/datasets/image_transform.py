@@ -81,14 +81,14 @@ class ImageTransform:
     """Transform of a `DeviceLoader` that shifts, mirrors, normalizes and cuts images, each with its own random draws.
 
     A shift is a crop of the padded image: `padding=4` equals `RandomCrop(32, padding=4)` on images of 32 pixels.
-    Squares are cut after normalization, so that they have the mean colour. Targets of shape (N, H, W) with a class
+    Squares are cut after normalization, so that they have the mean color. Targets of shape (N, H, W) with a class
     index per pixel are shifted and mirrored with their images; others are unchanged.
 
     Args:
         flip: Mirror images left to right with probability 0.5.
         padding: Shift images by up to this many pixels in each direction.
         padding_mode: Values beyond the border: "constant" (black), "edge", "reflect" or "symmetric", as in torchvision.
-        cutout: Side in pixels of the square that is cut from each image, centred anywhere in it. 0: none.
+        cutout: Side in pixels of the square that is cut from each image, centered anywhere in it. 0: none.
         mean: Mean per channel on the scale of the images (0 to 255 for uint8). None: no normalization.
         std: Standard deviation per channel on the same scale.
         dtype: The dtype of the images in a batch. None: float32 with `mean`, otherwise the stored dtype.
@@ -182,7 +182,7 @@ class ImageTransform:
         elif self.dtype is not None:
             inputs = inputs.to(self.dtype)
         if self.cutout:
-            top, left = (centre - self.cutout // 2 for centre in drawn[-2:])
+            top, left = (center - self.cutout // 2 for center in drawn[-2:])
             inputs = cut_out(inputs, top, left, self.cutout)
         return inputs if targets is None else (inputs, targets)
 

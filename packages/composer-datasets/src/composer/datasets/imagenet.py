@@ -1,4 +1,4 @@
-"""ImageNet, or any other data set with a folder of images for each class."""
+"""ImageNet, or any other dataset with a folder of images for each class."""
 
 from __future__ import annotations
 
@@ -64,10 +64,10 @@ def build_imagenet_dataloader(
     seed: int = 0,
     **dataloader_kwargs: Any,
 ) -> DataSpec:
-    """Build a loader of ImageNet, or of any data set with the same folders.
+    """Build a loader of ImageNet, or of any dataset with the same folders.
 
     Training images are random crops (8% to 100% of the area) resized to `crop_size` and mirrored at random; evaluation
-    images are centre crops.
+    images are center crops.
 
     Folders that `composer-datasets write imagenet` wrote are read by `ImageFiles`, which is faster; files `train.beton`
     and `val.beton` by the package `ffcv`.

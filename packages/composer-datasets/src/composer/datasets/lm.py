@@ -26,7 +26,7 @@ _EXAMPLE = "curl -LO https://raw.githubusercontent.com/karpathy/char-rnn/master/
 
 
 class PackedTokens(Dataset[Tensor]):
-    """Data set that cuts one long array of tokens into sequences, without padding; an incomplete last one is dropped.
+    """Dataset that cuts one long array of tokens into sequences, without padding; an incomplete last one is dropped.
 
     Args:
         tokens: Shape (number of tokens,), integers; may be a memory-mapped file.
@@ -90,7 +90,7 @@ def build_text_dataloader(
     cache_dir: str | Path | None = None,
     **dataloader_kwargs: Any,
 ) -> DataSpec:
-    """Build a loader of text files for language modelling, packed into sequences of one length.
+    """Build a loader of text files for language modeling, packed into sequences of one length.
 
     Args:
         paths: Text files in UTF-8, one document each, or folders of `*.txt` files.
@@ -98,8 +98,8 @@ def build_text_dataloader(
         tokenizer: A tokenizer of transformers or tokenizers, or an object with `encode(text) -> list[int]` and
             `vocab_size`, such as `CharTokenizer`.
         max_seq_len: Tokens per sequence.
-        masked: True: masked language modelling, with new random masks in every epoch. False: causal language
-            modelling, with the tokens as labels. See `TokenTransform`.
+        masked: True: masked language modeling, with new random masks in every epoch. False: causal language
+            modeling, with the tokens as labels. See `TokenTransform`.
         mlm_probability: Fraction of the tokens to predict, if `masked`.
         part: The part of the tokens to use, such as `(0.0, 0.9)` for training and `(0.9, 1.0)` for validation.
         is_train: Default of `drop_last` and `shuffle`.
@@ -159,7 +159,7 @@ def build_synthetic_text_dataloader(
         num_samples: Number of sequences.
         max_seq_len: Tokens per sequence.
         vocab_size: Number of tokens; if `masked`, the last one is the mask token.
-        masked: Mask tokens for masked language modelling.
+        masked: Mask tokens for masked language modeling.
         mlm_probability: Fraction of the tokens to predict, if `masked`.
         is_train: Default of `drop_last` and `shuffle`; training and test text differ.
         drop_last: Drop the last, incomplete batch.

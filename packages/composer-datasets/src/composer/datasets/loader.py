@@ -39,7 +39,7 @@ class ResumableDataLoader(ShardLoader, DataLoader[Any]):  # type: ignore[misc]  
     its checkpoints.
 
     Args:
-        dataset: Map-style data set; random samples must draw from the global generators.
+        dataset: Map-style dataset; random samples must draw from the global generators.
         batch_size: Samples per batch of this rank.
         shuffle: Use a new random order in every epoch.
         drop_last: Drop samples that do not fill a batch on every rank. None: the value of `shuffle`.
@@ -143,7 +143,7 @@ class ResumableDataLoader(ShardLoader, DataLoader[Any]):  # type: ignore[misc]  
         return transform(inputs, targets, drawn)
 
     def _batches(self) -> Iterator[Any]:
-        # Reuse persistent workers, unless `_iterator` was reset because the data set changed.
+        # Reuse persistent workers, unless `_iterator` was reset because the dataset changed.
         if self._inner is None or self._iterator is None:
             self._inner = DataLoader(
                 _Batches(self.dataset, self.collate_fn),
@@ -173,7 +173,7 @@ class _EpochKeys:
 
 
 class _Batches(Dataset[Any]):
-    """Data set of batches, indexed by seed and sample indices, so that the worker that makes a batch knows its seed."""
+    """Dataset of batches, indexed by seed and sample indices, so that the worker that makes a batch knows its seed."""
 
     def __init__(self, dataset: Any, collate_fn: Callable[[list[Any]], Any]) -> None:
         self._dataset, self._collate_fn = dataset, collate_fn

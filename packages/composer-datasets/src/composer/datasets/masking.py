@@ -1,4 +1,4 @@
-"""Token batches for causal and masked language modelling."""
+"""Token batches for causal and masked language modeling."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class TokenTransform:
     """Transform of token sequences into batches: a `collate_fn` on the host, a `DeviceTransform` on a device.
 
     Args:
-        mask_token_id: The mask token. None: causal language modelling, where the labels are the tokens.
+        mask_token_id: The mask token. None: causal language modeling, where the labels are the tokens.
         vocab_size: Number of tokens; required with `mask_token_id`, to draw random tokens.
         probability: Fraction of the tokens to predict, with `mask_token_id`.
         special_token_ids: Tokens that are never predicted, such as separators of documents.
@@ -88,7 +88,7 @@ class TokenTransform:
 
         Args:
             tokenizer: If `masked`, it must have `mask_token_id`, or a token "[MASK]" or "<mask>".
-            masked: Mask tokens for masked language modelling.
+            masked: Mask tokens for masked language modeling.
             probability: Fraction of the tokens to predict.
 
         Raises:
@@ -102,7 +102,7 @@ class TokenTransform:
             mask = next((token for token in candidates if token is not None), None)
         if mask is None:
             raise ValueError(
-                f"`tokenizer` must have a mask token for masked language modelling, got {type(tokenizer).__name__} "
+                f"`tokenizer` must have a mask token for masked language modeling, got {type(tokenizer).__name__} "
                 f"without one. Add one (`CharTokenizer(..., mask_token='[MASK]')`), or use `masked=False`."
             )
         special = [token for token in getattr(tokenizer, "all_special_ids", ()) if token != mask]

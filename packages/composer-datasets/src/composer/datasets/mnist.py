@@ -1,4 +1,4 @@
-"""MNIST and Fashion-MNIST: small grey images of handwritten digits and of clothes."""
+"""MNIST and Fashion-MNIST: small gray images of handwritten digits and of clothes."""
 
 from __future__ import annotations
 

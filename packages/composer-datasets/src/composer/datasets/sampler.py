@@ -1,4 +1,4 @@
-"""Each rank's share of a data set, in an order that depends only on the seed and the epoch."""
+"""Each rank's share of a dataset, in an order that depends only on the seed and the epoch."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ShardSampler(DistributedSampler[Any]):
     next. Loaders that iterate in batches use `begin`, `batch_bounds` and `position`.
 
     Args:
-        num_samples: Samples of the whole data set.
+        num_samples: Samples of the whole dataset.
         shuffle: Use a random order; otherwise 0, 1, 2, ...
         drop_last: Give all ranks the same number of samples by dropping up to world_size - 1 samples. Otherwise shares
             differ by at most one sample.
@@ -61,7 +61,7 @@ class ShardSampler(DistributedSampler[Any]):
         world_size: int | None = None,
     ) -> None:
         if num_samples < 1:
-            raise ValueError(f"A data set must have at least one sample, got {num_samples!r}.")
+            raise ValueError(f"A dataset must have at least one sample, got {num_samples!r}.")
         check_finite(seed=seed, least=0)
         super().__init__(
             range(num_samples),  # type: ignore[arg-type]  # only its length is used
@@ -174,11 +174,11 @@ class ShardSampler(DistributedSampler[Any]):
             state: The result of `state_dict`.
 
         Raises:
-            ValueError: It was saved for a data set with another number of samples.
+            ValueError: It was saved for a dataset with another number of samples.
         """
         if state["num_samples"] != self.whole:
             raise ValueError(
-                f"The loader's state was saved for {state['num_samples']} samples, but this data set has {self.whole}, "
+                f"The loader's state was saved for {state['num_samples']} samples, but this dataset has {self.whole}, "
                 f"so its position is not valid here. Load it into a loader over the same data."
             )
         self.seed = state["seed"]
@@ -229,6 +229,6 @@ class ShardLoader:
             state: The result of `state_dict` on the same rank of the same number of ranks.
 
         Raises:
-            ValueError: It was saved for a data set with another number of samples.
+            ValueError: It was saved for a dataset with another number of samples.
         """
         self.sampler.load_state_dict(state)

@@ -1,4 +1,4 @@
-"""Data sets in object storage, read with mosaicml-streaming."""
+"""Datasets in object storage, read with mosaicml-streaming."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def build_streaming_dataloader(
     streaming_kwargs: Mapping[str, Any] | None = None,
     **dataloader_kwargs: Any,
 ) -> DataSpec:
-    """Build a loader of a data set in the MDS format, downloaded shard by shard while it is read.
+    """Build a loader of a dataset in the MDS format, downloaded shard by shard while it is read.
 
     mosaicml-streaming tracks the position; the Trainer saves it and resumes there immediately. Random transforms draw
     from the global generators of the worker that makes a batch.
@@ -59,7 +59,7 @@ def build_streaming_dataloader(
         ModuleNotFoundError: mosaicml-streaming is not installed.
         ValueError: `global_batch_size` is not a positive multiple of the number of ranks.
     """
-    streaming = require("streaming", "A data set in object storage", "streaming")
+    streaming = require("streaming", "A dataset in object storage", "streaming")
     batch_size = batch_size_per_rank(global_batch_size)
     dataset = streaming.StreamingDataset(
         remote=remote,
@@ -142,7 +142,7 @@ def build_streaming_text_dataloader(
         global_batch_size: Sequences per batch, summed over all ranks.
         max_seq_len: Tokens per sequence; longer stored sequences are truncated.
         tokenizer: Provides the mask token; required if `masked`.
-        masked: True: masked language modelling. False: causal language modelling, with the tokens as labels.
+        masked: True: masked language modeling. False: causal language modeling, with the tokens as labels.
         mlm_probability: Fraction of the tokens to predict, if `masked`.
         tokens_key: The column of the tokens, stored as "ndarray" of integers, or as "bytes" of int64.
         is_train: Default of `drop_last` and `shuffle`.

@@ -83,7 +83,7 @@ def synthetic_text(num_tokens: int, vocab_size: int, *, is_train: bool = True, s
 
 
 class SyntheticImageDataset(Dataset[tuple[Any, int]]):
-    """Data set of labelled images; see `synthetic_images`.
+    """Dataset of labeled images; see `synthetic_images`.
 
     Args:
         size: Number of samples.
@@ -136,7 +136,7 @@ class SyntheticImageDataset(Dataset[tuple[Any, int]]):
 
 
 class SyntheticSegmentationDataset(Dataset[tuple[Any, Any]]):
-    """Data set of images with a class for each pixel: four rectangles in the colours of their classes.
+    """Dataset of images with a class for each pixel: four rectangles in the colors of their classes.
 
     Args:
         size: Number of samples.
@@ -145,7 +145,7 @@ class SyntheticSegmentationDataset(Dataset[tuple[Any, Any]]):
         num_unique: Number of different samples in memory, which repeat. None: `size`, at most 1000.
         transforms: `(image, mask) -> (image, mask)`.
         as_pil: Use Pillow images in place of tensors.
-        is_train: Training and test samples have the same colours and different rectangles.
+        is_train: Training and test samples have the same colors and different rectangles.
         seed: Seed of the samples.
 
     Raises:
@@ -172,7 +172,7 @@ class SyntheticSegmentationDataset(Dataset[tuple[Any, Any]]):
         self._size, self.transforms, self._as_pil = size, transforms, as_pil
         unique, (channels, height, width) = _num_unique(size, num_unique), shape
         check_finite(num_classes=num_classes, size=min(shape), above=0)
-        colours = torch.randint(64, 192, (num_classes, channels), generator=_generator(seed, _PATTERN))
+        colors = torch.randint(64, 192, (num_classes, channels), generator=_generator(seed, _PATTERN))
         generator = _generator(seed, _NOISE, int(is_train))
         self._masks = torch.zeros(unique, height, width, dtype=torch.uint8)
         for mask in self._masks:
@@ -181,7 +181,7 @@ class SyntheticSegmentationDataset(Dataset[tuple[Any, Any]]):
                 left, right = torch.randint(width + 1, (2,), generator=generator).sort().values.tolist()
                 mask[top:bottom, left:right] = label
         noise = torch.randint(64, (unique, *shape), generator=generator)
-        self._images = (colours[self._masks.long()].permute(0, 3, 1, 2) + noise).to(torch.uint8)
+        self._images = (colors[self._masks.long()].permute(0, 3, 1, 2) + noise).to(torch.uint8)
 
     def __len__(self) -> int:
         return self._size
@@ -197,7 +197,7 @@ class SyntheticSegmentationDataset(Dataset[tuple[Any, Any]]):
 
 
 class SyntheticVolumeDataset(Dataset[tuple[Tensor, Tensor]]):
-    """Data set of volumes with a class for each voxel: a ball that is brighter than the noise around it.
+    """Dataset of volumes with a class for each voxel: a ball that is brighter than the noise around it.
 
     Args:
         size: Number of samples.
@@ -231,8 +231,8 @@ class SyntheticVolumeDataset(Dataset[tuple[Tensor, Tensor]]):
         check_finite(num_classes=num_classes, size=min(shape), above=0)
         generator = _generator(seed, _NOISE, int(is_train))
         grid = torch.stack(torch.meshgrid(*(torch.linspace(-1, 1, n) for n in shape[1:]), indexing="ij"))
-        centres = torch.rand(unique, 3, 1, 1, 1, generator=generator) - 0.5
-        inside = (grid - centres).square().sum(1) < 0.25
+        centers = torch.rand(unique, 3, 1, 1, 1, generator=generator) - 0.5
+        inside = (grid - centers).square().sum(1) < 0.25
         labels = torch.arange(unique).view(-1, 1, 1, 1) % max(num_classes - 1, 1) + 1
         self._masks = torch.where(inside, labels, 0) % num_classes
         self._volumes = torch.randn(unique, *shape, generator=generator) + self._masks[:, None]
@@ -247,7 +247,7 @@ class SyntheticVolumeDataset(Dataset[tuple[Tensor, Tensor]]):
 
 
 class SyntheticTextDataset(Dataset[Tensor]):
-    """Data set of token sequences; see `synthetic_text`.
+    """Dataset of token sequences; see `synthetic_text`.
 
     Args:
         size: Number of sequences.

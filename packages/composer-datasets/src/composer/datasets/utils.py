@@ -1,4 +1,4 @@
-"""Helpers for image data sets: normalize on the device, collate Pillow images, add a transform."""
+"""Helpers for image datasets: normalize on the device, collate Pillow images, add a transform."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def blur_volume(volume: Tensor, sigma: float) -> Tensor:
 
 
 class CenterCrop3d:
-    """Crop the centre of a volume and its mask; smaller ones are padded with 0 on both sides.
+    """Crop the center of a volume and its mask; smaller ones are padded with 0 on both sides.
 
     Args:
         size: Depth, height and width of the result.

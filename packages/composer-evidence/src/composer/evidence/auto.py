@@ -118,7 +118,7 @@ def run_all(
     runner.say(
         f"{runner.task.name}: about {schedule.hours:.2g} h; methods to measure: {len(schedule.methods)}, "
         f"not applicable: {len(refused)}, without time: {len(schedule.left_out)}. "
-        f"To go on after a stop, repeat the command."
+        f"To continue after an interruption, repeat the command."
     )
     study.tune()
     study.measure([*schedule.methods, *refused])

@@ -14,7 +14,7 @@ __all__ = ["Dot", "Row", "curves", "forest", "scatter"]
 
 _WIDTH = 440  # narrow, so that text stays readable where the picture is scaled to the screen of a phone
 _LEFT, _RIGHT = 150, 16
-_COLOURS = {"gain": "var(--good)", "loss": "var(--bad)"}
+_COLORS = {"gain": "var(--good)", "loss": "var(--bad)"}
 
 
 @dataclass(frozen=True)
@@ -66,12 +66,12 @@ def forest(rows: Sequence[Row], unit: str) -> Html:
     height = 24 * len(rows) + 44
     parts = [axis.grid(height - 34, unit), _line(axis.at(0), 4, axis.at(0), height - 34, "var(--ink)")]
     for i, row in enumerate(rows):
-        y, colour = 24 * i + 18, _COLOURS.get(row.word, "var(--soft)")
+        y, color = 24 * i + 18, _COLORS.get(row.word, "var(--soft)")
         title = el("title", f"{row.name}: {row.effect:+.4g} [{row.low:+.4g}, {row.high:+.4g}] {row.word}")
         parts += [
             _text(_shorten(row.name), _LEFT - 10, y + 4, "end"),
-            _line(axis.at(row.low), y, axis.at(row.high), y, colour, 2),
-            el("circle", title, cx=_round(axis.at(row.effect)), cy=y, r=4.5, style=f"fill:{colour}"),
+            _line(axis.at(row.low), y, axis.at(row.high), y, color, 2),
+            el("circle", title, cx=_round(axis.at(row.effect)), cy=y, r=4.5, style=f"fill:{color}"),
         ]
     return _svg(parts, height, f"Effects of {len(rows)} methods with 95 % intervals")
 
@@ -94,12 +94,12 @@ def scatter(dots: Sequence[Dot], unit: str) -> Html:
     points = " ".join(f"{_round(x.at(dot.cost))},{_round(y.at(dot.effect))}" for dot in front)
     parts.append(el("polyline", points=points, style="fill:none;stroke:var(--accent);stroke-dasharray:4 3"))
     for dot in dots:
-        colour = _COLOURS.get(dot.word, "var(--soft)")
+        color = _COLORS.get(dot.word, "var(--soft)")
         title = el("title", f"{dot.name}: {dot.effect:+.4g} at {dot.cost:.3g} times the time of plain")
         parts.append(
-            el("circle", title, cx=_round(x.at(dot.cost)), cy=_round(y.at(dot.effect)), r=4.5, style=f"fill:{colour}")
+            el("circle", title, cx=_round(x.at(dot.cost)), cy=_round(y.at(dot.effect)), r=4.5, style=f"fill:{color}")
         )
-        if dot in front or dot.word in _COLOURS:
+        if dot in front or dot.word in _COLORS:
             parts.append(_text(_shorten(dot.name, 14), x.at(dot.cost) + 7, y.at(dot.effect) - 6, "start", 10.5))
     return _svg(parts, height, "Cost against gain")
 
@@ -117,18 +117,18 @@ def curves(lines: Mapping[str, Sequence[Sequence[tuple[int, float]]]], title: st
     x, y = _Axis(0, max(steps), 62, _WIDTH - 20), _Axis(min(values), max(values), height - 72, 12)
     parts: list[object] = [x.grid(height - 62, "steps"), y.side(62, _WIDTH - 20, title)]
     for i, (name, runs) in enumerate(lines.items()):
-        colour = f"var(--c{i % 8})"
+        color = f"var(--c{i % 8})"
         at = [x.at(step) for step, _ in runs[0]]
         table = np.array([[value for _, value in run] for run in runs])
         low, mean, high = (
             [y.at(value) for value in row] for row in (table.min(axis=0), table.mean(axis=0), table.max(axis=0))
         )
         band = [*zip(at, high, strict=True), *reversed(list(zip(at, low, strict=True)))]
-        parts.append(el("polygon", points=_points(band), style=f"fill:{colour};opacity:.15"))
+        parts.append(el("polygon", points=_points(band), style=f"fill:{color};opacity:.15"))
         line = _points(list(zip(at, mean, strict=True)))
-        parts.append(el("polyline", points=line, style=f"fill:none;stroke:{colour};stroke-width:2"))
+        parts.append(el("polyline", points=line, style=f"fill:none;stroke:{color};stroke-width:2"))
         parts.append(
-            el("text", name, x=66 + 124 * (i % 3), y=height - 20 + 14 * (i // 3), style=f"fill:{colour};font-size:11px")
+            el("text", name, x=66 + 124 * (i % 3), y=height - 20 + 14 * (i // 3), style=f"fill:{color};font-size:11px")
         )
     return _svg(parts, height + 14 * ((len(lines) - 1) // 3), "Learning curves")
 
@@ -188,13 +188,13 @@ def _svg(parts: Sequence[object], height: float, label: str) -> Html:
     return el("svg", *parts, viewBox=box, role="img", aria_label=label, style=style, xmlns="http://www.w3.org/2000/svg")
 
 
-def _line(x1: float, y1: float, x2: float, y2: float, colour: str, width: float = 1) -> Html:
+def _line(x1: float, y1: float, x2: float, y2: float, color: str, width: float = 1) -> Html:
     x1, y1, x2, y2 = map(_round, (x1, y1, x2, y2))
-    return el("line", x1=x1, y1=y1, x2=x2, y2=y2, style=f"stroke:{colour};stroke-width:{width}")
+    return el("line", x1=x1, y1=y1, x2=x2, y2=y2, style=f"stroke:{color};stroke-width:{width}")
 
 
-def _text(value: str, x: float, y: float, anchor: str, size: float = 12, colour: str = "var(--ink)") -> Html:
-    style = f"fill:{colour};font-size:{size}px;text-anchor:{anchor}"
+def _text(value: str, x: float, y: float, anchor: str, size: float = 12, color: str = "var(--ink)") -> Html:
+    style = f"fill:{color};font-size:{size}px;text-anchor:{anchor}"
     return el("text", value, x=_round(x), y=_round(y), style=style)
 
 

@@ -133,7 +133,7 @@ _NUMBERS = {
 
 
 def _add_places(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--data", type=Path, help="folder of data sets (default: the variable COMPOSER_DATA)")
+    command.add_argument("--data", type=Path, help="folder of datasets (default: the variable COMPOSER_DATA)")
     command.add_argument("--workers", type=int, help="runs at the same time (default: one per core, or per GPU)")
 
 

@@ -38,7 +38,7 @@ class Runner:
     Args:
         reference: A task: its name, or `module:attribute`.
         folder: The folder of the ledger.
-        data_folder: The folder of data sets.
+        data_folder: The folder of datasets.
         workers: Runs at the same time. None: one per core, or per GPU.
         device: "cpu" or "gpu".
         precision: The numerical precision of all runs.

@@ -44,7 +44,7 @@ class StepTime:
     repeats: int
 
 
-class _Turns(Callback):
+class _RoundRobinTimer(Callback):
     """Alternate between the runs of several threads every few batches, and measure the time of each turn."""
 
     def __init__(self, index: int, turns: threading.Condition, shared: dict[str, Any], block: int) -> None:
@@ -83,7 +83,7 @@ class _Turns(Callback):
             self._turns.notify_all()
 
     def finish(self) -> None:
-        """Let the other run go on alone: this one has ended, or failed."""
+        """Let the other run continue without alternating: this one has ended, or failed."""
         with self._turns:
             self._shared["done"] = True
             self._turns.notify_all()
@@ -118,10 +118,10 @@ def _interleave(
     task: Task, data: Any, specs: Sequence[RunSpec], block: int, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
     condition, shared = threading.Condition(), {"turn": seed % 2, "done": False}
-    turns = [_Turns(index, condition, shared, block) for index in range(2)]
+    turns = [_RoundRobinTimer(index, condition, shared, block) for index in range(2)]
     problems: list[BaseException] = []
 
-    def fit(trainer: Any, own: _Turns) -> None:
+    def fit(trainer: Any, own: _RoundRobinTimer) -> None:
         try:
             trainer.fit()
         except Exception as error:  # noqa: BLE001 -- raised below, by the thread that waits

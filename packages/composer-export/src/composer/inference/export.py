@@ -196,7 +196,7 @@ def export_with_logger(
 def quantize_dynamic(model: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Module:
     """Quantize the weights of linear layers to 8 bits, and their inputs at run time. A `Transform`.
 
-    This is `torch.ao.quantization.quantize_dynamic`, which torch has deprecated in favour of the package `torchao`.
+    This is `torch.ao.quantization.quantize_dynamic`, which torch has deprecated in favor of the package `torchao`.
     A model quantized by it can be exported to TorchScript only.
 
     Args:

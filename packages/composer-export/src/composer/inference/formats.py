@@ -287,6 +287,6 @@ def _export_error(save_format: str, error: BaseException, signature: Signature) 
 
 
 def _first_line(error: BaseException) -> str:
-    text = re.sub(r"\x1b\[[0-9;]*m", "", str(error))  # colours of the terminal
+    text = re.sub(r"\x1b\[[0-9;]*m", "", str(error))  # colors of the terminal
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__

@@ -1,4 +1,4 @@
-"""The names of `composer.inference` under their established import path."""
+"""The names of `composer.inference` under the import path of MosaicML's Composer."""
 
 from __future__ import annotations
 

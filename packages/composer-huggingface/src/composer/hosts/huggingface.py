@@ -343,8 +343,8 @@ class _Hooks(TrainerCallback):
         file = next((file for file in files if file.is_file()), None)
         if file is None:
             warnings.warn(
-                f"{checkpoint} has no {_FILE}, so that algorithms start anew. Save checkpoints with the same class, "
-                f"without `save_only_model`.",
+                f"{checkpoint} has no {_FILE}, so the algorithms start without their saved state. Save checkpoints "
+                f"with the same class, without `save_only_model`.",
                 stacklevel=2,
             )
             return
@@ -435,16 +435,16 @@ class _Hooks(TrainerCallback):
         if not self._steps:
             # torch.distributed.checkpoint creates the states of optimizers by a step without gradients, at a rate of 0.
             return (optimizer, lambda *args, **kwargs: torch.zeros(())), {}
-        return (optimizer, self.run.closure(self._again, then=self._after_again)), {}
+        return (optimizer, self.run.closure(self._repeat_pass, then=self._after_repeat)), {}
 
-    def _again(self, batch: Any) -> None:
+    def _repeat_pass(self, batch: Any) -> None:
         index, trainer = self.run.replay_index, self._trainer
         assert index is not None, "it is called for a replay"
         is_last = index == len(self._steps) - 1
         with nullcontext() if is_last else trainer.accelerator.no_sync(trainer.model_wrapped):
             self._steps[index](batch)
 
-    def _after_again(self) -> None:
+    def _after_repeat(self) -> None:
         trainer = self._trainer
         if trainer.args.max_grad_norm:
             trainer.accelerator.clip_grad_norm_(trainer.model_wrapped.parameters(), trainer.args.max_grad_norm)
@@ -604,12 +604,12 @@ def _check(args: Any, trainer: Any) -> None:
             "Each process must train on one device, got several. Start one process per device with `torchrun`, or "
             "set `CUDA_VISIBLE_DEVICES`."
         )
-    for name, way_out in (
+    for name, advice in (
         ("auto_find_batch_size", "It begins training again in the middle. Set `per_device_train_batch_size`."),
         ("enable_jit_checkpoint", "It saves within a step. Set `save_strategy` and `save_steps`."),
     ):
         if getattr(args, name, False):
-            raise ValueError(f"`{name}` must be False, got True. {way_out}")
+            raise ValueError(f"`{name}` must be False, got True. {advice}")
 
 
 def _check_keys(trainer: Any, algorithms: Sequence[Algorithm]) -> None:

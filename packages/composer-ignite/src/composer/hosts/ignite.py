@@ -138,7 +138,7 @@ class IgniteRun:
             )
         if loss is None and _is_plain(model):
             raise ValueError(
-                f"`loss` must be given for a model that is no `ComposerModel`, got {type(model).__name__}. Pass "
+                f"`loss` must be given for a model that is not a `ComposerModel`, got {type(model).__name__}. Pass "
                 f"`loss=lambda outputs, batch: ...`."
             )
         self.run = HostedRun(
@@ -333,7 +333,7 @@ class IgniteRun:
             return None  # the user's own step
         self._after_backward()
         run.after_gradients()
-        return ((optimizer, run.closure(self._again)), {}) if self._repeats else None
+        return ((optimizer, run.closure(self._repeat_pass)), {}) if self._repeats else None
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         """Step the optimizers that algorithms have added, which the trainer does not know."""
@@ -341,7 +341,7 @@ class IgniteRun:
             each.step()
             each.zero_grad()
 
-    def _again(self, batch: Any) -> None:
+    def _repeat_pass(self, batch: Any) -> None:
         """Repeat a forward and backward pass of the step."""
         run = self.run
         (total_loss(run.loss(batch)) / run.accumulate).backward()  # type: ignore[no-untyped-call]

@@ -47,7 +47,7 @@ __all__ = ["ComposeCallback"]
 
 _KEY = "composer"  # in Lightning's checkpoints
 _PRECISIONS = {"bf16-mixed": Precision.AMP_BF16, "16-mixed": Precision.AMP_FP16}
-_TRANSFORM = "Lightning loads a batch before training begins. Add the transform to the data set yourself."
+_TRANSFORM = "Lightning loads a batch before training begins. Add the transform to the dataset yourself."
 _FEATURES: dict[Event | str, str] = {
     REPLACES_MODEL: "Pass the model that you want to train to Lightning.",
     REPLACES_OPTIMIZER: "Create that optimizer in `configure_optimizers`.",
@@ -188,9 +188,7 @@ class ComposeCallback(pl.Callback):
         """Raise an error for algorithms that no `Trainer` of Lightning supports."""
         for algorithm in self._algorithms:
             if DROPS_PIXELS in algorithm.placement.provides and Event.FIT_START in (algorithm.events or ()):
-                raise ConflictError(
-                    f"`{type(algorithm).__name__}` changes the transforms of the data set. {_TRANSFORM}"
-                )
+                raise ConflictError(f"`{type(algorithm).__name__}` changes the transforms of the dataset. {_TRANSFORM}")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the run that `setup` creates warns
             HostedRun(
@@ -371,10 +369,10 @@ class ComposeCallback(pl.Callback):
         run = self._run()
         if run.replays:
             # Lightning itself calls `on_before_optimizer_step` after each call of the closure.
-            closure = run.closure(functools.partial(self._again, optimizer), first=closure, then=lambda: None)
+            closure = run.closure(functools.partial(self._repeat_pass, optimizer), first=closure, then=lambda: None)
         return original(epoch, batch_idx, optimizer, closure)
 
-    def _again(self, optimizer: Any, batch: Any) -> None:
+    def _repeat_pass(self, optimizer: Any, batch: Any) -> None:
         """Repeat a forward and backward pass of the step."""
         trainer = self._trainer
         assert trainer is not None

@@ -88,7 +88,7 @@ class FileLogger(LoggerDestination):
         ValueError: `buffer_size` is 0, `flush_interval` is not positive, or both `overwrite` and `append` are True.
         FileExistsError: At INIT, the file exists, and neither `overwrite` nor `append` is True.
 
-    Differs: `overwrite=False` is honored; the established API replaces the file anyway.
+    Differs: `overwrite=False` is honored; MosaicML's class replaces the file anyway.
     """
 
     accepts_deferred: ClassVar[bool] = True
@@ -166,7 +166,7 @@ class FileLogger(LoggerDestination):
         for name, value in metrics.items():
             kind = type(value)
             if kind is DeferredValue:
-                value = value.settled()
+                value = value.cpu_number()
                 if value is None:
                     break
             elif kind is not float and kind is not int:

@@ -188,23 +188,23 @@ class MosaicMLLogger(LoggerDestination):
     def after_load(self, state: State, logger: Logger) -> None:
         if state.load_path is not None:
             self.log_metadata({"checkpoint_resumed_path": state.load_path})
-        self._log_pages(logger)
+        self._log_run_urls(logger)
 
     def fit_start(self, state: State, logger: Logger) -> None:
         self._savers = [c for c in state.callbacks if hasattr(c, "all_saved_checkpoints_to_timestamp")]
         self._num_uploaded = self._num_saved()
-        self._log_pages(logger)
+        self._log_run_urls(logger)
         self.log_metadata({"train_started_time": time.time(), **_progress(state)}, force_flush=True)
 
     def batch_end(self, state: State, logger: Logger) -> None:
         if self._sender is not None:
             self.log_metadata(_progress(state))
-            self._note_uploads()
+            self._log_upload_time()
 
     epoch_end = batch_end
 
     def fit_end(self, state: State, logger: Logger) -> None:
-        self._note_uploads()
+        self._log_upload_time()
         self.log_metadata({"train_finished_time": time.time(), **_progress(state)})
         if self._sender is not None:
             self._sender.flush()
@@ -218,7 +218,7 @@ class MosaicMLLogger(LoggerDestination):
         if sender is not None:
             sender.close()
 
-    def _log_pages(self, logger: Logger) -> None:
+    def _log_run_urls(self, logger: Logger) -> None:
         """Log the pages of the same run in other services."""
         for destination in logger.destinations:
             key = _PAGES.get(type(destination).__name__)
@@ -229,7 +229,7 @@ class MosaicMLLogger(LoggerDestination):
     def _num_saved(self) -> int:
         return sum(len(saver.all_saved_checkpoints_to_timestamp) for saver in self._savers)
 
-    def _note_uploads(self) -> None:
+    def _log_upload_time(self) -> None:
         """Log the time at which the uploads of new checkpoints are seen to be complete."""
         uploaders = [saver.remote_uploader for saver in self._savers if saver.remote_uploader is not None]
         saved = self._num_saved()

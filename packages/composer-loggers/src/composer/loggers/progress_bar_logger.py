@@ -13,7 +13,7 @@ import tqdm.std
 
 from composer.core import TimeUnit
 from composer.loggers import DeferredValue, LoggerDestination, format_log_data_value
-from composer.loggers._beside_bar import BesideBar
+from composer.loggers._bar_aware_streams import BarAwareStreams
 from composer.loggers._text import config_block
 from composer.utils import dist, is_notebook
 from composer.utils.terminal import bar_file, open_stream
@@ -73,7 +73,7 @@ class ProgressBarLogger(LoggerDestination):
         self._config_printed = False
         self._eval_started = 0.0
         self._in_fit = False
-        self._beside = BesideBar(self._clear)
+        self._streams = BarAwareStreams(self._clear)
 
     # ---- values ----
 
@@ -119,7 +119,7 @@ class ProgressBarLogger(LoggerDestination):
     def fit_end(self, state: State, logger: Logger) -> None:
         self._close_train()
         self._in_fit = False
-        self._beside.stop()
+        self._streams.stop()
 
     def _open_train(self, state: State) -> None:
         assert state.max_duration is not None  # the engine has checked
@@ -170,7 +170,7 @@ class ProgressBarLogger(LoggerDestination):
         if self.train_pbar is not None:
             self.train_pbar.resume(time.perf_counter() - self._eval_started)
         elif not self._in_fit:
-            self._beside.stop()
+            self._streams.stop()
 
     # ---- the end, and resumption ----
 
@@ -179,7 +179,7 @@ class ProgressBarLogger(LoggerDestination):
             if bar is not None:
                 bar.close(read=False)
         self.eval_pbar = self.train_pbar = None
-        self._beside.stop()
+        self._streams.stop()
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -199,7 +199,7 @@ class ProgressBarLogger(LoggerDestination):
         if dist.get_local_rank() == 0:
             bar.show(self.stream)
             if bar.shares_terminal:
-                self._beside.start()
+                self._streams.start()
 
     def _print_config(self) -> None:
         if self.hparams and not self._config_printed:

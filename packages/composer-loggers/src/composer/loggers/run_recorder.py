@@ -123,8 +123,8 @@ class RunRecorder(LoggerDestination):
 
     def _reset(self) -> None:
         self._attempt = ""
-        self._began = 0.0
-        self._begun = False
+        self._start_time = 0.0
+        self._has_started = False
         self._mark: tuple[int, int] = (0, -1)  # the number of the last mark, and the number of records at that time
         self._before: list[dict[str, Any]] = []  # logged before INIT
         self._actions = _ActionCounter()
@@ -183,15 +183,15 @@ class RunRecorder(LoggerDestination):
     def init(self, state: State, logger: Logger) -> None:
         before = self._before
         self._reset()
-        self._begun, self.path = True, None
+        self._has_started, self.path = True, None
         if self.rank_zero_only and dist.get_global_rank() != 0:
             return
-        self._began = time.time()
-        self._attempt = f"{int(self._began * 1000):x}-{secrets.token_hex(3)}"
+        self._start_time = time.time()
+        self._attempt = f"{int(self._start_time * 1000):x}-{secrets.token_hex(3)}"
         folder = Path(format_name_with_dist(self.folder, state.run_name))
         path = folder / f"run-rank{dist.get_global_rank()}.jsonl"
         try:
-            self._file = _RunFile(path, self._began)
+            self._file = _RunFile(path, self._start_time)
         except OSError as error:
             report_failure("RunRecorder", error, self.on_error)
             return
@@ -208,7 +208,7 @@ class RunRecorder(LoggerDestination):
             "start",
             schema=_SCHEMA,
             attempt=self._attempt,
-            time=self._began,
+            time=self._start_time,
             run_name=state.run_name,
             group=self.group,
             seed=state.rank_zero_seed,
@@ -277,7 +277,7 @@ class RunRecorder(LoggerDestination):
             self._write_actions()
 
     def batch_checkpoint(self, state: State, logger: Logger) -> None:
-        self._note_checkpoints()
+        self._record_checkpoints()
 
     epoch_checkpoint = iteration_checkpoint = batch_checkpoint
 
@@ -296,11 +296,11 @@ class RunRecorder(LoggerDestination):
 
     def _write_actions(self) -> None:
         self._actions_due = time.monotonic() + _ACTIONS_SECONDS
-        acts = self._actions.take()
-        if acts:
-            self._put("acts", values=acts)
+        actions = self._actions.take()
+        if actions:
+            self._put("actions", values=actions)
 
-    def _note_checkpoints(self) -> None:
+    def _record_checkpoints(self) -> None:
         for saver, saved in zip(self._savers, self._saved, strict=True):
             times = saver.all_saved_checkpoints_to_timestamp
             if len(times) == len(saved):
@@ -339,7 +339,7 @@ class RunRecorder(LoggerDestination):
         self._resumed = state or None
 
     def fit_end(self, state: State, logger: Logger) -> None:
-        self._note_checkpoints()
+        self._record_checkpoints()
         self._write_actions()
         limit = state.max_duration
         early = self._limit is not None and limit is not None and self._limit != limit
@@ -367,7 +367,7 @@ class RunRecorder(LoggerDestination):
         state = self._state
         if state is None or self._sender is None or self._status == "ended":
             return
-        self._note_checkpoints()
+        self._record_checkpoints()
         self._write_actions()
         kept = [self._relative(path) for saver in self._savers for path in getattr(saver, "saved_checkpoints", ())]
         crashed = error is not None and self._status != "finished"
@@ -395,11 +395,11 @@ class RunRecorder(LoggerDestination):
 
     def _put(self, type: str, /, **fields: Any) -> None:
         if self._sender is not None and self._file is not None:
-            seconds = round(time.time() - self._began, 3)
+            seconds = round(time.time() - self._start_time, 3)
             record = {"type": type, "seconds": seconds, **fields}
             size = 1 + sum(len(rows) for rows in fields.values() if isinstance(rows, list)) // 8
             self._sender.put(partial(self._file.write, record), size=size)
-        elif not self._begun:
+        elif not self._has_started:
             self._before.append({"type": type, **fields})
 
 
@@ -431,14 +431,14 @@ class _ActionCounter:
             key: `algorithm_traces/<algorithm>/Event.<EVENT>`.
             batch: The number of trained batches.
         """
-        acts = self._spans.get(key)
-        if acts is None:
-            acts = self._spans[key] = _Spans(batch)
-        span = acts.spans[-1]
-        if batch - span[1] > acts.gap:
-            acts.spans.append([batch, batch, 1])
-            if len(acts.spans) > _MAX_SPANS:
-                acts.join()
+        actions = self._spans.get(key)
+        if actions is None:
+            actions = self._spans[key] = _Spans(batch)
+        span = actions.spans[-1]
+        if batch - span[1] > actions.gap:
+            actions.spans.append([batch, batch, 1])
+            if len(actions.spans) > _MAX_SPANS:
+                actions.join()
         else:
             span[1] = batch
             span[2] += 1
@@ -447,9 +447,9 @@ class _ActionCounter:
         """Return and reset the counts, as `{"algorithm", "event", "count", "spans": [[first, last, count], ...]}`."""
         taken, self._spans = self._spans, {}
         records = []
-        for key, acts in taken.items():
+        for key, actions in taken.items():
             algorithm, event = key.removeprefix(_ALGORITHM_TRACES).split("/", 1)
-            spans = [span for span in acts.spans if span[2]]
+            spans = [span for span in actions.spans if span[2]]
             record = {"algorithm": algorithm, "event": event.removeprefix("Event.").lower()}
             records.append(record | {"count": sum(span[2] for span in spans), "spans": spans})
         return records

@@ -170,7 +170,7 @@ class MLFlowLogger(ServiceLogger):
 
     @property
     def run_url(self) -> str | None:
-        """The page of the MLflow run; None before INIT and for a store that is no server."""
+        """The page of the MLflow run; None before INIT and for a store that is not a server."""
         uri = (self.tracking_uri or os.environ.get(_URI) or "").rstrip("/")
         run = f"experiments/{self._experiment_id}/runs/{self._run_id}"
         if self._run_id is None:

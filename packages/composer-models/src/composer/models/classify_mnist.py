@@ -28,7 +28,7 @@ def mnist_model(num_classes: int = 10, initializers: Initializers = None) -> Com
         torch.Size([2, 10])
 
     Source: none.
-    Differs: the layers are not those of the reference implementation, so weights cannot be exchanged.
+    Differs: the layers are not those of MosaicML's Composer, so weights cannot be exchanged.
     """
     network = MNISTNet(num_classes)
     initialize(network, initializers)

@@ -90,7 +90,7 @@ class DecoupledSGDW(_KeepsInitialLR, SGD):
 
     Source: Loshchilov, Hutter, "Decoupled Weight Decay Regularization", arXiv:1711.05101, algorithm 1, where
     `lr / initial_lr` is eta_t.
-    Differs: the learning rate multiplies the momentum, not the gradients in it, as in torch. From the established API:
+    Differs: the learning rate multiplies the momentum, not the gradients in it, as in torch. From MosaicML's Composer:
     `foreach` and `fused` are additions, sparse gradients are refused, and groups added later have their own
     `initial_lr`.
     """
@@ -294,7 +294,7 @@ class DecoupledAdamW(_KeepsInitialLR, AdamW):
 
     Source: Loshchilov, Hutter, "Decoupled Weight Decay Regularization", arXiv:1711.05101, algorithm 2, where
     `lr / initial_lr` is eta_t; AMSGrad: Reddi, Kale, Kumar, "On the Convergence of Adam and Beyond", arXiv:1904.09237.
-    Differs: none from the paper. From the established API: `foreach` and `fused` are additions, "step" is on the host,
+    Differs: none from the paper. From MosaicML's Composer: `foreach` and `fused` are additions, "step" is on the host,
     and groups added later get their `initial_lr` when they are added, not at their first step.
     """
 

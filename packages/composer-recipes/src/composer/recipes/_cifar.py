@@ -24,7 +24,7 @@ class Network:
     model: Literal["resnet9", "resnet20", "resnet56"] = "resnet9"
 
     def build(self, dataset: ImageSet) -> ComposerClassifier:
-        """Return a new network for the classes of a data set."""
+        """Return a new network for the classes of a dataset."""
         classes = dataset.num_classes
         network = ResNet9(classes) if self.model == "resnet9" else ResNetCIFAR(int(self.model[6:]), classes)
         return ComposerClassifier(network, train_metrics={}, num_classes=classes)

@@ -1,4 +1,4 @@
-"""Labelled images, stored on the training device."""
+"""Labeled images, stored on the training device."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class ImageSet:
     """Images with a class per image or per pixel.
 
     Attributes:
-        name: The data set.
+        name: The dataset.
         train: Training images, shape (N, C, H, W), uint8, and targets, shape (N,), int64, or (N, H, W), uint8.
         test: Test images and targets.
         num_classes: Number of classes.
@@ -89,7 +89,7 @@ class ImageSet:
         return len(self.test[0])
 
     def describe(self) -> str:
-        """Return one line about the data set and its split."""
+        """Return one line about the dataset and its split."""
         channels, height, width = self.shape
         purpose = "validate" if self.validation else "test"
         return (

@@ -126,7 +126,7 @@ class Metric:
 
 
 def find_data(given: Path | None) -> Path:
-    """Return the folder with data sets: the given one, or that of the environment variable COMPOSER_DATA.
+    """Return the folder with datasets: the given one, or that of the environment variable COMPOSER_DATA.
 
     Args:
         given: The option `--data`.
@@ -137,7 +137,7 @@ def find_data(given: Path | None) -> Path:
     root = given if given is not None else os.environ.get("COMPOSER_DATA")
     if not root:
         raise FileNotFoundError(
-            "`data` must name the folder that holds the data set, got none. Pass `--data`, or set the environment "
+            "`data` must name the folder that holds the dataset, got none. Pass `--data`, or set the environment "
             "variable COMPOSER_DATA."
         )
     return Path(root)

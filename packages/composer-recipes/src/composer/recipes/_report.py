@@ -19,7 +19,7 @@ import composer
 from composer.recipes._parts import Dataset
 from composer.recipes._results import Result, noise_of_time_to_quality, time_to_quality
 
-_COLORS = ("#6b7280", "#d55e00", "#0072b2", "#009e73", "#cc79a7")  # distinguishable with colour blindness
+_COLORS = ("#6b7280", "#d55e00", "#0072b2", "#009e73", "#cc79a7")  # distinguishable with color blindness
 _VISIBLE_FROM = 0.25  # the fraction of the training after which all curves are inside of the plot
 
 

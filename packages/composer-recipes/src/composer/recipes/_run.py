@@ -208,7 +208,7 @@ class _Session:
         actions = {type(each).__name__: describe_actions(each, finished) for each in trainer.state.algorithms}
         if recorded and actions:
             rows = [list(item) for item in actions.items()]
-            trainer.logger.log_table(["algorithm", "action"], rows, name="algorithms")
+            trainer.logger.log_table(["algorithm", "description"], rows, name="algorithms")
         trainer.close()
         scores = {each.key: memory.series(f"metrics/{_EVAL_LABEL}/{each.key}") for each in self.recipe.metrics}
         samples = trainer.state.timestamp.sample.value

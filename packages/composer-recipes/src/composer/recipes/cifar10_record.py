@@ -36,7 +36,7 @@ class Network:
         check_at_least("width", self.width, 1)
 
     def build(self, dataset: ImageSet) -> ComposerClassifier:
-        """Return a new network for the images and classes of a data set."""
+        """Return a new network for the images and classes of a dataset."""
         network = SpeedNet(dataset.num_classes, dataset.shape[0], width=self.width)
         return ComposerClassifier(network, train_metrics={}, num_classes=dataset.num_classes)
 

@@ -85,7 +85,7 @@ class Network:
         check_at_least("blocks", self.blocks, 1)
 
     def build(self, dataset: ImageSet) -> ComposerClassifier:
-        """Return a new network for the images and classes of a data set."""
+        """Return a new network for the images and classes of a dataset."""
         network = ResNet(dataset.num_classes, dataset.shape[0], width=self.width, blocks=self.blocks)
         return ComposerClassifier(network, train_metrics={})  # meaningless on mixed images
 

@@ -32,7 +32,7 @@ class Network:
         check_at_least("grid", self.grid, 1)
 
     def build(self, dataset: ImageSet) -> ComposerClassifier:
-        """Return a new network for the images and classes of a data set."""
+        """Return a new network for the images and classes of a dataset."""
         network = ConvNet(dataset.num_classes, dataset.shape[0], width=self.width, grid=self.grid)
         return ComposerClassifier(network, train_metrics={})
 

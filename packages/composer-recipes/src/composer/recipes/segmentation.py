@@ -158,7 +158,7 @@ class Network:
             raise ValueError(f"`norm` must be one of {', '.join(norms)}, got {self.norm!r}.")
 
     def build(self, dataset: ImageSet) -> ComposerModel:
-        """Return a new network for the scenes of a data set."""
+        """Return a new network for the scenes of a dataset."""
         from composer.models import UNet
 
         return UNet(

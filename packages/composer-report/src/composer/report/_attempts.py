@@ -99,8 +99,8 @@ class Attempt:
     def up_to_batch(self, batch: int) -> Attempt:
         """Return the part before a batch, including the evaluations after that batch."""
         mask = np.asarray(self.steps) < batch
-        records = [r for r in self.records if r.get("batch", r.get("step", 0)) <= batch and r["type"] != "acts"]
-        records += [_acts_before(r, batch) for r in self.records if r["type"] == "acts"]
+        records = [r for r in self.records if r.get("batch", r.get("step", 0)) <= batch and r["type"] != "actions"]
+        records += [_actions_before(r, batch) for r in self.records if r["type"] == "actions"]
         return self._cut(mask, records, float(np.asarray(self.times)[mask].max(initial=0.0)))
 
     def _cut(self, mask: np.ndarray, records: list[dict[str, Any]], seconds: float) -> Attempt:
@@ -119,7 +119,7 @@ def _number(value: Any) -> float:
         return math.inf if value > 0 else -math.inf
 
 
-def _acts_before(record: dict[str, Any], batch: int) -> dict[str, Any]:
+def _actions_before(record: dict[str, Any], batch: int) -> dict[str, Any]:
     values = []
     for act in record["values"]:
         spans = [[first, min(last, batch), count] for first, last, count in act["spans"] if first < batch]

@@ -14,7 +14,7 @@ from composer.report._groups import Group
 from composer.report._html import Html, broken, el, number
 from composer.report._model import Run, Series
 
-SLOTS = 8  # colours
+SLOTS = 8  # colors
 _BUDGET = 120_000  # points on a page
 _MOST_POINTS, _FEWEST_POINTS = 700, 80
 _MOST_KEYS = 8  # in the legend of a chart; with more lines, only the first few are in it
@@ -34,7 +34,7 @@ class Line:
         name: The label.
         series: The values.
         run: The run of the series.
-        slot: The index of the colour.
+        slot: The index of the color.
         faint: Draw it in the background.
         spread: Lower and upper values of a band around it.
     """
@@ -103,7 +103,7 @@ class Charts:
         name = f"chart-{len(self.drawn) - 1}"
         named = {line.name: line.slot for line in chart.lines if not line.faint}
         shown = len(named) if len(named) <= _MOST_KEYS else _FEW_KEYS
-        keys = [coloured(key, slot) for key, slot in list(named.items())[:shown]]
+        keys = [colored(key, slot) for key, slot in list(named.items())[:shown]]
         if len(named) > shown:
             keys.append(el("span", f"and {len(named) - shown} more, named on hovering", class_="more"))
         return el(
@@ -300,11 +300,11 @@ def _notes(chart: Chart, curves: Sequence[Curve]) -> list[str]:
     return notes[:5]
 
 
-def coloured(name: str, slot: int) -> Html:
-    """Return a name with its colour in charts."""
+def colored(name: str, slot: int) -> Html:
+    """Return a name with its color in charts."""
     return el("span", name, class_=f"key c{slot % SLOTS}")
 
 
 def group_names(groups: Sequence[Group]) -> list[Html]:
-    """Return the names of groups with their colours in charts."""
-    return [coloured(group.name, slot) for slot, group in enumerate(groups)]
+    """Return the names of groups with their colors in charts."""
+    return [colored(group.name, slot) for slot, group in enumerate(groups)]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from composer.report._charts import Chart, Charts, coloured, group_names, mean_line
+from composer.report._charts import Chart, Charts, colored, group_names, mean_line
 from composer.report._groups import Group, less_is_better, results, show_group
 from composer.report._html import Html, broken, count, duration, el, number, text, utc
 from composer.report._model import Run
@@ -30,7 +30,7 @@ def runs_table(groups: Sequence[Group]) -> Html:
     rows = []
     for slot, group in enumerate(groups):
         for run in group.runs:
-            name = coloured(group.name, slot)
+            name = colored(group.name, slot)
             folder = el("code", run.folder.name, class_="nowrap")
             cells: list[Any] = [name, folder, "" if run.seed is None else str(run.seed)]
             ended = text(status_badge(run), el("div", run.error, class_="small") if run.error else None)
@@ -97,7 +97,7 @@ def _unmarked(values: Sequence[float], texts: Sequence[str]) -> list[Html]:
 
 
 def comparison_figures(groups: Sequence[Group], families: Sequence[Family], charts: Charts) -> list[Html]:
-    """Return a chart for each metric, with a colour for each group."""
+    """Return a chart for each metric, with a color for each group."""
     figures = []
     for family in families:
         for name in sorted(family.members, key=lambda n: ("/train/" in n, n)):

@@ -94,7 +94,8 @@ class AlgorithmActions:
         name: Its class.
         config: Its `repr`.
         acts: Its calls, by event.
-        summary: A sentence about it from the logged table "algorithms" with the columns algorithm and action, or None.
+        summary: A sentence about it from the logged table "algorithms" with the columns algorithm and description, or
+            None.
         logged: Hyperparameters that it logged.
     """
 

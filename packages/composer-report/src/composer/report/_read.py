@@ -168,15 +168,15 @@ class _Reader:
         return {name: Series(name, *map(np.concatenate, zip(*each, strict=True))) for name, each in parts.items()}
 
     def _algorithms(self, hyperparameters: dict[str, Any]) -> list[AlgorithmActions]:
-        acts: dict[str, dict[str, list[list[int]]]] = {}
-        for record in self.all("acts"):
+        actions: dict[str, dict[str, list[list[int]]]] = {}
+        for record in self.all("actions"):
             for act in record["values"]:
-                spans = acts.setdefault(act["algorithm"], {}).setdefault(act["event"], [])
+                spans = actions.setdefault(act["algorithm"], {}).setdefault(act["event"], [])
                 append_spans(spans, act["spans"])
         descriptions = {
             str(row[0]): str(row[1])
             for table in self.all("table")
-            if table["name"] == "algorithms" and table["columns"] == ["algorithm", "action"]
+            if table["name"] == "algorithms" and table["columns"] == ["algorithm", "description"]
             for row in table["rows"]
         }
         named = {entry["name"]: entry["config"] for entry in self.last("algorithms").get("values", [])}
@@ -184,7 +184,7 @@ class _Reader:
             AlgorithmActions(
                 name,
                 named.get(name, ""),
-                tuple(act_of(event, spans) for event, spans in acts.get(name, {}).items()),
+                tuple(act_of(event, spans) for event, spans in actions.get(name, {}).items()),
                 descriptions.get(name),
                 {
                     key: value
@@ -192,7 +192,7 @@ class _Reader:
                     if _without_case(key.split("/")[0]) == _without_case(name)
                 },
             )
-            for name in dict.fromkeys([*named, *acts])
+            for name in dict.fromkeys([*named, *actions])
         ]
 
     def _checkpoints(self) -> list[Checkpoint]:

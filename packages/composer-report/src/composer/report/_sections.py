@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from composer.report._charts import SLOTS, Chart, Charts, Line, coloured, epochs_at, packed
+from composer.report._charts import SLOTS, Chart, Charts, Line, colored, epochs_at, packed
 from composer.report._groups import Group, less_is_better, results
 from composer.report._html import Html, broken, count, duration, el, number, size, text, utc
 from composer.report._model import AlgorithmActions, Run
@@ -108,7 +108,7 @@ def algorithms_section(run: Run, charts: Charts) -> Html | None:
     """Return the timeline, the actions of each algorithm, replaced modules, and the plan."""
     timeline = _draw_timeline(run, charts)
     rows = [
-        [coloured(a.name, slot), actions(a), el("code", a.config, class_="config")]
+        [colored(a.name, slot), actions(a), el("code", a.config, class_="config")]
         for slot, a in enumerate(run.algorithms)
     ]
     modules = [[el("code", m.before), el("code", m.after), str(m.count), _names(m.names, m.count)] for m in run.modules]

@@ -26,7 +26,7 @@ from composer.core import (
     State,
 )
 from composer.loggers import Logger
-from composer.models.module_with_loss import ModuleWithLoss, name_of_given
+from composer.models.module_with_loss import ModuleWithLoss, user_model_name
 from composer.optim import DecoupledSGDW
 from composer.trainer.options import check_distinct, described
 from composer.utils import ensure_tuple, needs_closure
@@ -196,7 +196,7 @@ def check_alternating_optimizers(
     if not hasattr(model, "begin_turn"):
         return
     expected = max(len(ensure_tuple(given)), 1)
-    what = f"{name_of_given(model)}, which defines `begin_turn`"
+    what = f"{user_model_name(model)}, which defines `begin_turn`"
     if given is not None and expected < 2:
         raise ValueError(
             f"`optimizers` must be a list of at least two for {what}, got one. Pass one for each network, in the order "
@@ -273,7 +273,7 @@ def check_optimizers(
     foreign = 0
     for optimizer in optimizers:
         own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        kind, what = type(optimizer).__name__, name_of_given(model)
+        kind, what = type(optimizer).__name__, user_model_name(model)
         if own and own.isdisjoint(names):
             by = f"{changed_by} replaced them all" if changed_by else "it was created for another model, or for a copy"
             raise ValueError(

@@ -25,7 +25,7 @@ from composer.core import (
 from composer.core.data_spec import is_endless
 from composer.devices import Device
 from composer.models import ComposerModel
-from composer.models.module_with_loss import name_of_given
+from composer.models.module_with_loss import user_model_name
 from composer.optim import compile_composer_scheduler, scale_pytorch_scheduler
 from composer.trainer.microbatch import check_not_profiled, check_not_sharded
 from composer.trainer.optimizers import needs_closure, wrapped_optimizers
@@ -264,7 +264,7 @@ class RunSettings:
         if steps is None:
             return
         unit, other = ("batch", "epoch") if self.step_every_batch else ("epoch", "batch")
-        way_out = (
+        advice = (
             "Leave out `step_schedulers_every_batch`."
             if self.step_every_batch
             else ("Pass `step_schedulers_every_batch=True`.")
@@ -278,7 +278,7 @@ class RunSettings:
             stepped = f"but it is stepped once per {unit}, {steps[unit]} times"
             if length != steps[unit] and length == steps[other]:
                 text = f"{given}, the number of {'epochs' if other == 'epoch' else 'batches'} of the run, {stepped}."
-                warnings.warn(f"{text} {way_out}", stacklevel=5)
+                warnings.warn(f"{text} {advice}", stacklevel=5)
             elif name == "total_steps" and length < steps[unit]:
                 text = f"{given} and raises an error after that many steps, {stepped}."
                 warnings.warn(f"{text} Pass {name}={steps[unit]}.", stacklevel=5)
@@ -342,7 +342,7 @@ def _check_trainable(model: torch.nn.Module) -> None:
     parameters = list(model.parameters())
     if parameters and not any(parameter.requires_grad for parameter in parameters):
         raise ValueError(
-            f"`model` must have parameters that require gradients, got {name_of_given(model)}, all of whose "
+            f"`model` must have parameters that require gradients, got {user_model_name(model)}, all of whose "
             f"{len(parameters)} parameters are frozen: there is nothing to train. Call `requires_grad_(True)` on the "
             f"part to train, or leave `train_dataloader` out to evaluate only."
         )

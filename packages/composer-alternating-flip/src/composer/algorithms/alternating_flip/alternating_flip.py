@@ -1,4 +1,4 @@
-"""The functions, the data set, then the algorithm. Symbols: sample n of the data set, its hash h."""
+"""The functions, the dataset, then the algorithm. Symbols: sample n of the dataset, its hash h."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def compute_flip_parities(num_samples: int, seed: int = 42) -> torch.Tensor:
     """Return the parity of the hash h of each sample, which decides in which epochs its image is mirrored.
 
     h is the value of the last 8 hexadecimal digits of md5(str(n * seed)). So sample 0 has the same hash for
-    every seed. One hash takes about a microsecond: compute them once per data set.
+    every seed. One hash takes about a microsecond: compute them once per dataset.
 
     Args:
         num_samples: The number of samples, at least 0.
@@ -62,7 +62,7 @@ def flip_batch(images: torch.Tensor, parities: torch.Tensor, epoch: int | torch.
     Args:
         images: Shape (N, ..., W); not modified.
         parities: Those of the samples, shape (N,), on the device of the images: with `compute_flip_parities` of the
-            data set, `parities[indices]`.
+            dataset, `parities[indices]`.
         epoch: The number of the epoch, from 0; an integer or a tensor of one.
 
     Returns:
@@ -92,24 +92,24 @@ def flip_batch(images: torch.Tensor, parities: torch.Tensor, epoch: int | torch.
 
 
 class FlippedDataset(Subset[Any]):
-    """A view of a data set in which each image is mirrored in every other epoch; see `flip_batch`.
+    """A view of a dataset in which each image is mirrored in every other epoch; see `flip_batch`.
 
     It is a `Subset` of all samples. The epoch is in shared memory, so the workers of a loader know it too, even
     persistent ones. `AlternatingFlip` makes one for the training loader.
 
     Args:
-        dataset: A data set with a length and an image in each sample: a tensor of shape (..., W) or a Pillow image.
+        dataset: A dataset with a length and an image in each sample: a tensor of shape (..., W) or a Pillow image.
         seed: The seed of `compute_flip_parities`.
         image_key: Position of the image in a sample, such as an index or a key; see `State.batch_get_item`. None: the
             sample is the image.
 
     Attributes:
-        dataset: The data set.
+        dataset: The dataset.
         seed: As given.
         image_key: As given.
 
     Raises:
-        TypeError: The data set has no length or no indices, or, when a sample is read, no image at `image_key`.
+        TypeError: The dataset has no length or no indices, or, when a sample is read, no image at `image_key`.
 
     Example:
         >>> images = torch.utils.data.TensorDataset(torch.tensor([[1, 2], [3, 4], [5, 6]]))
@@ -131,14 +131,14 @@ class FlippedDataset(Subset[Any]):
         self._epoch.fill_(epoch)
 
     def __getitem__(self, index: Any) -> Any:
-        """Return a sample, or the batch of a data set that takes a list of indices."""
+        """Return a sample, or the batch of a dataset that takes a list of indices."""
         sample = self.dataset[index]
         if isinstance(index, (list, torch.Tensor)) and torch.as_tensor(index).dim():
             return self._replace(sample, flip_batch(self._image(sample), self._parities[index], self._epoch))
         return self._flip(sample, index)
 
     def __getitems__(self, indices: list[Any]) -> list[Any]:
-        """Return several samples; a data set may read them faster together."""
+        """Return several samples; a dataset may read them faster together."""
         fetch = getattr(self.dataset, "__getitems__", None)
         samples = [self.dataset[index] for index in indices] if fetch is None else fetch(indices)
         return [self._flip(sample, index) for sample, index in zip(samples, indices, strict=True)]
@@ -152,7 +152,7 @@ class FlippedDataset(Subset[Any]):
         return sample if self.image_key is None else batch_get(sample, self.image_key)
 
     def _replace(self, sample: Any, image: Any) -> Any:
-        # A copy: the data set may return the same object again.
+        # A copy: the dataset may return the same object again.
         return image if self.image_key is None else batch_set(copy.copy(sample), self.image_key, image)
 
 
@@ -160,7 +160,7 @@ def _length_of(dataset: Any) -> int:
     is_indexed = hasattr(dataset, "__getitem__") and not isinstance(dataset, IterableDataset)
     if not (is_indexed and hasattr(dataset, "__len__")):
         raise TypeError(
-            f"The data set must have a length and indices, as flips depend on the index of an image, got "
+            f"The dataset must have a length and indices, as flips depend on the index of an image, got "
             f"{type(dataset).__name__}. {_ADVICE}"
         )
     return len(dataset)
@@ -179,7 +179,7 @@ def _mirrored(image: Any) -> Any:
 
 
 _ADVICE = (
-    "Use a `torch.utils.data.DataLoader` with a data set that has a length, or a `composer.datasets.DeviceLoader`, or "
+    "Use a `torch.utils.data.DataLoader` with a dataset that has a length, or a `composer.datasets.DeviceLoader`, or "
     "call `flip_batch` where the batches are made."
 )
 
@@ -188,12 +188,12 @@ class AlternatingFlip(Algorithm):
     """Mirrors each training image in every other epoch, half of the images in the even epochs.
 
     With random flips, two consecutive epochs show half of the images the same way twice. With alternating flips, they
-    show each image once each way. A hash of its index in the data set decides in which epochs an image is mirrored; see
+    show each image once each way. A hash of its index in the dataset decides in which epochs an image is mirrored; see
     `flip_batch`. So nothing is random: a resumed run sees the same images, whatever the workers and the number of
     ranks.
 
-    At FIT_START the data set of the training loader is replaced by a `FlippedDataset` of it, and at the start of each
-    epoch that gets the number of the epoch. It stays there after the run. The original data set does not change, and
+    At FIT_START the dataset of the training loader is replaced by a `FlippedDataset` of it, and at the start of each
+    epoch that gets the number of the epoch. It stays there after the run. The original dataset does not change, and
     other loaders may use it, also for evaluation. A loader that stores all images in its `inputs`, as
     `composer.datasets.DeviceLoader` does, gets a mirrored copy of these at the start of each epoch instead. A loader
     without indices is refused, at BEFORE_LOAD if it is known then.
@@ -204,16 +204,16 @@ class AlternatingFlip(Algorithm):
     static: the model and the shapes do not change.
 
     **When not to use it** left and right mean something, as in text or digits; targets have positions, such as masks or
-    boxes, which would not be mirrored; the transforms of the data set already flip images at random; or the run has one
+    boxes, which would not be mirrored; the transforms of the dataset already flip images at random; or the run has one
     epoch, where it is a random flip.
 
     Args:
         seed: The seed of the hash. Sample 0 is mirrored in even epochs for each seed.
-        image_key: Position of the image in a sample of the data set, before samples are collated to batches; see
+        image_key: Position of the image in a sample of the dataset, before samples are collated to batches; see
             `FlippedDataset`. For stored images, leave the default.
 
     Raises:
-        TypeError: `seed` is not an integer; or the training loader is not a `DataLoader` of a data set with a length
+        TypeError: `seed` is not an integer; or the training loader is not a `DataLoader` of a dataset with a length
             and does not store images.
         ValueError: An evaluator uses the training loader itself, whose images would be mirrored too.
 
@@ -226,7 +226,7 @@ class AlternatingFlip(Algorithm):
         AlternatingFlip(seed=42,image_key=0)
 
     Source: Jordan, "94% on CIFAR-10 in 3.29 Seconds on a Single GPU", arXiv:2404.00498, section 3.6 and its listing.
-    Differs: images are mirrored after the transforms of a data set, not before; stored images as in the paper.
+    Differs: images are mirrored after the transforms of a dataset, not before; stored images as in the paper.
     """
 
     events = frozenset({Event.INIT, Event.BEFORE_LOAD, Event.FIT_START, Event.EPOCH_START})
@@ -237,7 +237,7 @@ class AlternatingFlip(Algorithm):
         self.seed, self.image_key = plain_number(seed), image_key
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
-        """Check the training loader, replace its data set, or set the epoch."""
+        """Check the training loader, replace its dataset, or set the epoch."""
         loader = state.dataloader if state.train_dataloader is None else state.train_dataloader
         if loader is None and event in (Event.INIT, Event.BEFORE_LOAD):
             return
@@ -289,7 +289,7 @@ class AlternatingFlip(Algorithm):
             if evaluator.dataloader.dataloader is loader:
                 raise ValueError(
                     f"The training loader must not be that of the evaluator {evaluator.label!r}, whose images "
-                    f"`AlternatingFlip` would mirror too. Pass the evaluator a loader of its own, of the same data set."
+                    f"`AlternatingFlip` would mirror too. Pass the evaluator a loader of its own, of the same dataset."
                 )
 
     def _wrap(self, loader: Any) -> None:
@@ -299,11 +299,11 @@ class AlternatingFlip(Algorithm):
                 return
             dataset = dataset.dataset  # flipped twice, it would be as it was
         if _flips_at_random(dataset):
-            _warn_of_random_flips("transforms of the training data set have a `RandomHorizontalFlip`")
-        # A `DataLoader` refuses this, as its sampler is made for the data set; this one has the same indices.
+            _warn_of_random_flips("transforms of the training dataset have a `RandomHorizontalFlip`")
+        # A `DataLoader` refuses this, as its sampler is made for the dataset; this one has the same indices.
         object.__setattr__(loader, "dataset", FlippedDataset(dataset, self.seed, self.image_key))
         if getattr(loader, "_iterator", None) is not None:
-            loader._iterator = None  # persistent workers have a copy of the data set
+            loader._iterator = None  # persistent workers have a copy of the dataset
 
 
 @dataclass(frozen=True)
@@ -336,7 +336,7 @@ def _warn_of_random_flips(what: str) -> None:
 
 
 def _flips_at_random(dataset: Any) -> bool:
-    """Return True if a data set, or one that it is a subset of, has a `RandomHorizontalFlip` of torchvision."""
+    """Return True if a dataset, or one that it is a subset of, has a `RandomHorizontalFlip` of torchvision."""
     while isinstance(dataset, Subset):
         dataset = dataset.dataset
     return _contains_flip(getattr(dataset, "transform", None))

@@ -190,7 +190,7 @@ class BatchSizeWarmup(Algorithm):
     Schedules in epochs, samples or tokens ("ep", "sp", "tok", and "dur" of a `max_duration` in these) mean the same as
     without the warmup: epochs are counted in samples. Those in batches end after fewer samples.
 
-    The loader must be a `torch.utils.data.DataLoader` over a data set with indices, with `batch_size`, or a
+    The loader must be a `torch.utils.data.DataLoader` over a dataset with indices, with `batch_size`, or a
     `DeviceLoader` or `ResumableDataLoader` of `composer.datasets`. Resumption is exact on the same number of ranks. The
     plan, of b, B and D, is saved: another `max_duration` does not change it.
 
@@ -310,7 +310,7 @@ class BatchSizeWarmup(Algorithm):
         changed = [f"{name} {value!r}, not {plan[name]!r}" for name, value in given.items() if plan[name] != value]
         if changed:
             warnings.warn(
-                f"`BatchSizeWarmup` goes on with the plan of the run that is continued, which was given before: "
+                f"`BatchSizeWarmup` continues with the schedule of the resumed run: "
                 f"{'; '.join(changed)} is ignored. Start a run without `load_path` and `autoresume` to change it.",
                 stacklevel=2,
             )
@@ -389,9 +389,9 @@ def _check_loader(loader: Any) -> int:
     if not known or not isinstance(size, int):
         kind = type(loader).__name__ if sampler is None else f"{type(loader).__name__} with a {type(sampler).__name__}"
         raise ValueError(
-            f"`train_dataloader` must be a `torch.utils.data.DataLoader` over a data set with indices, made with "
+            f"`train_dataloader` must be a `torch.utils.data.DataLoader` over a dataset with indices, made with "
             f"`batch_size`, or a `DeviceLoader` or `ResumableDataLoader`, for `BatchSizeWarmup`, got a {kind}, whose "
-            f"batches cannot be made anew."
+            f"batches cannot be regrouped."
         )
     if getattr(loader, "_iterator", None) is not None and not isinstance(sampler, WarmupBatchSampler):
         raise ValueError(

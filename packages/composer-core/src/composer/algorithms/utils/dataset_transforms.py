@@ -87,7 +87,7 @@ def add_dataset_transform(dataloader: Any, transform: Callable[[Any], Any]) -> N
     """
     if has_dataset_transform(dataloader, transform):
         return
-    _check(dataloader, transform, _way_out(transform))
+    _check(dataloader, transform, _advice(transform))
     add_vision_dataset_transform(_own_dataset(dataloader), transform)
     if getattr(dataloader, "_iterator", None) is not None:
         dataloader._iterator = None
@@ -121,7 +121,7 @@ def _check(dataloader: Any, transform: Callable[[Any], Any], advice: str) -> Non
     if joint is not None and dataset.transform is None and type(joint).__name__ != "StandardTransform":
         raise ValueError(
             f"The dataset must not have joint `transforms` of images and targets, got {joint!r}, which would ignore "
-            f"a `transform`. {_way_out(transform)}"
+            f"a `transform`. {_advice(transform)}"
         )
 
 
@@ -146,5 +146,5 @@ def _own_dataset(holder: Any) -> Any:
     return _own_dataset(dataset) if isinstance(dataset, Subset) else dataset
 
 
-def _way_out(transform: Callable[[Any], Any]) -> str:
+def _advice(transform: Callable[[Any], Any]) -> str:
     return f"Or apply `{type(transform).__name__}` in the dataset yourself, without the algorithm."

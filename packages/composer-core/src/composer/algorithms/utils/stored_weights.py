@@ -40,9 +40,9 @@ class StoredWeights:
         self.swapped = False
         # While swapped: the averages that the model cannot hold exactly, because its dtype has less precision.
         self._averages: dict[str, torch.Tensor] = {}
-        # Checksums of the averages that were left in the model, where the user may change them.
-        self._left: dict[str, tuple[torch.dtype, int]] | None = None
-        self._links: _Links | None = None
+        # Checksums of the averages that are in the model after training, where the user may change them.
+        self._checksums: dict[str, tuple[torch.dtype, int]] | None = None
+        self._links: _MatchedTensors | None = None
         if model is not None:
             model = unwrapped_model(model)
             for name, parameter in model.named_parameters():
@@ -108,20 +108,20 @@ class StoredWeights:
                 self._averages[name], store[name] = store[name], tensor.detach().clone()
                 tensor.copy_(self._averages[name])
         self.swapped = not self.swapped
-        self._left = None
+        self._checksums = None
 
     @torch.no_grad()
-    def leave_in(self, model: torch.nn.Module) -> None:
+    def record_checksums(self, model: torch.nn.Module) -> None:
         """Record checksums of the averages that stay in the model, for `adopt_changes`. Reads one number per tensor.
 
         Args:
             model: The model, which holds the averages.
         """
-        self._left = {name: checksum_of(tensor) for _, name, tensor in self._stored_of(model)}
+        self._checksums = {name: checksum_of(tensor) for _, name, tensor in self._stored_of(model)}
 
     @torch.no_grad()
     def adopt_changes(self, model: torch.nn.Module) -> list[str]:
-        """Adopt the parameters that were changed since `leave_in`, as averages and as training weights.
+        """Adopt the parameters that were changed since `record_checksums`, as averages and as training weights.
 
         Buffers are adopted only together with parameters, because an evaluation may change some.
 
@@ -129,13 +129,13 @@ class StoredWeights:
             model: The model, which holds the averages.
 
         Returns:
-            The names of the parameters that differ from what was left in the model.
+            The names of the parameters that were changed.
         """
-        left, self._left = self._left, None
-        if left is None or not self.swapped:
+        checksums, self._checksums = self._checksums, None
+        if checksums is None or not self.swapped:
             return []
-        tensors = [(store, name, tensor) for store, name, tensor in self._stored_of(model) if name in left]
-        changed = {name for _, name, tensor in tensors if left[name] != checksum_of(tensor)}
+        tensors = [(store, name, tensor) for store, name, tensor in self._stored_of(model) if name in checksums]
+        changed = {name for _, name, tensor in tensors if checksums[name] != checksum_of(tensor)}
         if any(local_part(tensor) is not tensor for _, _, tensor in tensors):  # each rank sees only its shard
             changed = set().union(*dist.all_gather_object(changed))
         parameters = [name for name in self.named_parameters_dict if name in changed]
@@ -177,7 +177,9 @@ class StoredWeights:
         return saved | {"averages": dict(self._averages)} if self._averages else saved
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Store copies of what `state_dict` returned, or of a flat dictionary of tensors (the format before 0.13).
+        """Store copies of what `state_dict` returned, or of a flat dictionary of tensors.
+
+        MosaicML's Composer before 0.13 saved such a dictionary.
 
         Args:
             state: A dictionary returned by `state_dict`.
@@ -186,7 +188,7 @@ class StoredWeights:
             ValueError: It is neither.
         """
         state = self._by_kind(state)
-        self._links = self._left = None
+        self._links = self._checksums = None
         self.named_parameters_dict = _copies(state["named_parameters_dict"])
         self.named_buffers_dict = _copies(state["named_buffers_dict"])
         self._averages = _copies(state.get("averages", {}))
@@ -220,12 +222,12 @@ class StoredWeights:
         for store, named in self._walk(model):
             yield from ((store, name, tensor) for name, tensor in named if name in store)
 
-    def _link(self, model: torch.nn.Module) -> _Links:
+    def _link(self, model: torch.nn.Module) -> _MatchedTensors:
         model = unwrapped_model(model)
         reshard(model)
         links = self._links
         if links is None or not links.are_current(model):
-            self._links, links = None, _Links(model)
+            self._links, links = None, _MatchedTensors(model)
             for store, named in self._walk(model):
                 for name, tensor in named:
                     if name in store:
@@ -235,13 +237,16 @@ class StoredWeights:
             self._links = links
         return links
 
-    def _link_one(self, links: _Links, store: dict[str, torch.Tensor], name: str, tensor: torch.Tensor) -> None:
+    def _link_one(
+        self, links: _MatchedTensors, store: dict[str, torch.Tensor], name: str, tensor: torch.Tensor
+    ) -> None:
         stored = store[name]
         if stored.shape != tensor.shape:
             if store is self.named_parameters_dict:
                 raise RuntimeError(
                     f"The average of {name!r} has the shape {tuple(stored.shape)}, but the model's parameter has "
-                    f"{tuple(tensor.shape)}. Change the model before averaging starts, or store its weights anew."
+                    f"{tuple(tensor.shape)}. Change the model before averaging starts, or create the averages "
+                    f"again from the changed model."
                 )
             stored = tensor  # a buffer that has grown, such as a cache, starts again
         exact = average_dtype(tensor.dtype)
@@ -311,7 +316,7 @@ class Pairs:
                 torch._foreach_copy_(some_averages, copies)
 
 
-class _Links:
+class _MatchedTensors:
     """The pairs of a model's tensors and their averages.
 
     Attributes:

@@ -117,7 +117,10 @@ def metadata(state: State) -> dict[str, Any]:
 
 
 def upgrade_state_dict(saved: dict[str, Any]) -> dict[str, Any]:
-    """Return a saved state with the current key names; in old files some start with an underscore."""
+    """Return a saved state with the current key names.
+
+    In files of early releases of MosaicML's Composer some start with an underscore.
+    """
     renamed = {"_is_model_ddp_wrapped": "is_model_ddp"}
     return {renamed.get(key, key.removeprefix("_")): value for key, value in saved.items()}
 
@@ -150,7 +153,8 @@ def _load_attribute(state: State, name: str, value: Any) -> None:
         for label, metrics in value.items():
             load_metrics(state.eval_metrics.get(label, {}), metrics, to_device)
     elif name in ("algorithms", *_COLLECTIONS):
-        # Very old files have a dictionary of algorithms, and `get_resumption_state_dict` gives lists.
+        # A dictionary of algorithms is from an early release of MosaicML's Composer; `get_resumption_state_dict` gives
+        # lists.
         pairs = value.items() if isinstance(value, dict) else value
         _load_named(name, named(getattr(state, name)), dict(numbered(pairs)))
     elif name in ("scaler", "timestamp"):

@@ -32,7 +32,7 @@ def load_metrics(
 
     Args:
         metrics: The metrics by name.
-        saved: The result of `metrics_state`; or metric objects by name, as in old files.
+        saved: The result of `metrics_state`; or metric objects by name, as early releases of MosaicML's Composer wrote.
         to_device: Moves a metric to the device of the run.
     """
     for name, metric in metrics.items():

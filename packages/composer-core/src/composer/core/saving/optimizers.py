@@ -141,7 +141,7 @@ def _check_groups(name: str, own: Sequence[Sequence[str]], saved: Sequence[Seque
 
 
 def _by_name(saved: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Key a state by the parameter names of this optimizer, if it is keyed by numbers as in torch and in old files."""
+    """Key a state by the parameter names of this optimizer, if it is keyed by numbers, as torch does."""
     numbers = [p for group in saved["param_groups"] for p in group["params"]]
     if not numbers or not all(isinstance(p, int) for p in numbers) or len(numbers) != len(names):
         return saved

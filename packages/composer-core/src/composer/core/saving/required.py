@@ -47,7 +47,8 @@ def add_required_algorithms(
 
     Args:
         state: The state to load into.
-        saved: The saved state. If `algorithms` is not a list, as in very old files, it is ignored.
+        saved: The saved state. If `algorithms` is a dict, as early releases of MosaicML's Composer wrote it,
+            it is ignored.
         logger: The logger for the algorithms; None: a logger with the destinations among `state.callbacks`.
         exclude: Class names of algorithms to leave out.
         passes: The passes that order the algorithms, as for `Engine`.
@@ -117,7 +118,7 @@ def _check_restorable(state: State, order: Sequence[Algorithm], added: Sequence[
     late = [algorithm for algorithm in order[first:] if not _is_among(algorithm, added)]
     raise ValueError(
         f"{_listed([order[first]])} of the checkpoint must act before {_listed(late)}, which was applied already. "
-        f"{_way_out(added)}"
+        f"{_advice(added)}"
     )
 
 
@@ -177,7 +178,7 @@ def _order(state: State, live: Sequence[Algorithm], added: Sequence[Algorithm], 
         placed = [algorithms[i] for i in Ordering(algorithms).forward]
     except (ConflictError, OrderingError) as error:
         raise ValueError(
-            f"{_listed(added)} of the checkpoint cannot be added to this run. {error} {_way_out(added)}"
+            f"{_listed(added)} of the checkpoint cannot be added to this run. {error} {_advice(added)}"
         ) from error
     order: Sequence[Algorithm] = [algorithm for algorithm in placed if _acts(algorithm, state)]
     passes: list[AlgorithmPass] = [order_by_placement, set_filo_order, warn_on_discouraged]
@@ -203,7 +204,7 @@ def _apply(state: State, added: Sequence[Algorithm], acting: Sequence[Algorithm]
         except Exception as error:
             raise ValueError(
                 f"{_listed([algorithm])} of the checkpoint could not be applied to the model: {_sentence(error)} "
-                f"{_way_out([algorithm])}"
+                f"{_advice([algorithm])}"
             ) from error
     state.algorithms.extend(added)
 
@@ -216,7 +217,7 @@ def _listed(algorithms: Sequence[Algorithm]) -> str:
     return " and ".join(f"`{type(algorithm).__name__}`" for algorithm in algorithms)
 
 
-def _way_out(algorithms: Sequence[Algorithm]) -> str:
+def _advice(algorithms: Sequence[Algorithm]) -> str:
     calls = ", ".join(repr(algorithm) for algorithm in algorithms)
     names = [type(algorithm).__name__ for algorithm in algorithms]
     return (

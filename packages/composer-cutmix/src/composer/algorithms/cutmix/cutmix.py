@@ -128,7 +128,8 @@ class CutMix(Algorithm):
         target_key: Where the targets are.
 
     Raises:
-        ValueError: `alpha` is negative.
+        ValueError: `alpha` is negative, infinite or NaN.
+        TypeError: `alpha` is not a number, or a flag not a bool.
 
     Example:
         >>> CutMix(alpha=1.0, uniform_sampling=True)

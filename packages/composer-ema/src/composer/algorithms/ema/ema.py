@@ -224,7 +224,7 @@ class EMA(Algorithm):
         if event is self.update_event and _is_due(self.update_interval, state):
             compute_ema(state.model, self.ema_model, self.smoothing)
         if event in (Event.FIT_END, Event.AFTER_LOAD) and self.ema_weights_active:
-            self.ema_model.leave_in(state.model)
+            self.ema_model.record_checksums(state.model)
 
     def get_ema_model(self, model: torch.nn.Module) -> torch.nn.Module:
         """Write the averages into a model, for example to predict with them, and return it.
@@ -269,7 +269,7 @@ class EMA(Algorithm):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned, also from before 0.13, when both sets of weights were saved."""
+        """Restore what `state_dict` returned, or both sets of weights from MosaicML's Composer before 0.13."""
         self.ema_started = state["ema_started"]
         saved, active = state["ema_model"], state["ema_weights_active"]
         if "training_model" in state and active:

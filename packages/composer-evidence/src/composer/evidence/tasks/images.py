@@ -78,7 +78,10 @@ _COMMON: dict[str, Any] = {
 
 
 def digits() -> Task:
-    """Return the smoke test: the handwritten digits of scikit-learn, with a short search. It is no evidence."""
+    """Return the smoke test: the handwritten digits of scikit-learn, with a short search.
+
+    Its results are not evidence.
+    """
     plain = _variants(digits_recipe.Network(width=8), lr=1e-2, sgd_lr=1.0)["adamw"]
     return Task(
         name="digits",

@@ -1,4 +1,4 @@
-"""BERT: masked language modelling, and classification of sequences."""
+"""BERT: masked language modeling, and classification of sequences."""
 
 from composer.models.bert.model import create_bert_classification as create_bert_classification
 from composer.models.bert.model import create_bert_mlm as create_bert_mlm

@@ -1,4 +1,4 @@
-"""BERT for masked language modelling and for classification."""
+"""BERT for masked language modeling and for classification."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def create_bert_mlm(
     tokenizer_name: str | None = None,
     gradient_checkpointing: bool = False,
 ) -> HuggingFaceModel:
-    """Create a BERT for masked language modelling.
+    """Create a BERT for masked language modeling.
 
     By default it is BERT-base with new weights, which needs no network. Its metrics are `LanguageCrossEntropy` and
     `MaskedAccuracy`, in training and evaluation.

@@ -1,4 +1,4 @@
-"""GPT-2: causal language modelling."""
+"""GPT-2: causal language modeling."""
 
 from composer.models.gpt2.model import create_gpt2 as create_gpt2
 

@@ -1,4 +1,4 @@
-"""GPT-2 for causal language modelling."""
+"""GPT-2 for causal language modeling."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def create_gpt2(
     tokenizer_name: str | None = None,
     gradient_checkpointing: bool = False,
 ) -> HuggingFaceModel:
-    """Create a GPT-2 for causal language modelling.
+    """Create a GPT-2 for causal language modeling.
 
     By default it is the smallest one of the paper, with new weights, which needs no network. Its metrics are
     `LanguageCrossEntropy` and `LanguagePerplexity`, in training and evaluation.

@@ -157,7 +157,7 @@ class LAWA(Algorithm):
         if event is self._storage_event and state.timestamp.get(self._every.unit).value % int(self._every) == 0:
             self._store(state.model)
         if event in (Event.FIT_END, Event.AFTER_LOAD) and self._training is not None:
-            self._training.leave_in(state.model)
+            self._training.record_checksums(state.model)
 
     def average(self) -> dict[str, torch.Tensor]:
         """Return the mean of the stored weights and buffers by name, with the statistics that were stored.

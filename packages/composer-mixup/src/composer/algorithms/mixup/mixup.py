@@ -97,8 +97,9 @@ class MixUp(Algorithm):
         target_key: Position of the targets in the batch.
 
     Raises:
-        ValueError: `alpha` is negative.
-        TypeError: At the first batch, if inputs are integers of fewer than three dimensions.
+        ValueError: `alpha` is negative, infinite or NaN.
+        TypeError: `alpha` is not a number, or `interpolate_loss` not a bool; at the first batch, if inputs are integers
+            of fewer than three dimensions.
         NotImplementedError: At the first batch, if inputs, targets, outputs or loss are not a single tensor, or if
             `interpolate_loss` is set and the loss does not depend on the targets in the batch.
 

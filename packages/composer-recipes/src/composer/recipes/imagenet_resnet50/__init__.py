@@ -49,7 +49,7 @@ class Data:
         train_size: Height and width of the random crops to train on. Crops smaller than those of the test are faster,
             and objects appear at the same size in both.
         test_resize: The shorter side of test images is resized to this.
-        test_size: Height and width of the centre crops of test images.
+        test_size: Height and width of the center crops of test images.
         workers: Processes that read images, for each training process. 0: none, it reads them itself.
     """
 
@@ -177,7 +177,7 @@ class Network:
     loss: Literal["soft_cross_entropy", "binary_cross_entropy_with_logits"] = "binary_cross_entropy_with_logits"
 
     def build(self, dataset: Photos) -> ComposerClassifier:
-        """Return a new network for the classes of a data set."""
+        """Return a new network for the classes of a dataset."""
         from composer.models import composer_resnet  # imports torchvision, which takes seconds
 
         binary = self.loss == "binary_cross_entropy_with_logits"

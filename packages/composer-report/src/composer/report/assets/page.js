@@ -6,7 +6,7 @@
   let mode = "batch";
 
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-  const colour = (slot) => css(`--c${slot}`);
+  const color = (slot) => css(`--c${slot}`);
   const clear = (hex, alpha) =>
     `rgba(${[1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16)).join(",")},${alpha})`;
 
@@ -18,7 +18,7 @@
   };
 
   function lineTraces(line) {
-    const ink = colour(line.slot);
+    const ink = color(line.slot);
     const traces = [];
     const base = { type: "scatter", mode: "lines", x: along(line.xs), name: line.name, hoverinfo: "skip" };
     const stroke = { color: ink, width: 1.8, dash: line.dash };
@@ -50,7 +50,7 @@
   }
 
   function barTraces(bars) {
-    const ink = colour(bars.slot);
+    const ink = color(bars.slot);
     const at = along(bars.xs);
     const rows = bars.text.map(() => bars.row);
     const common = { name: "", hovertext: bars.text, hoverinfo: "text", cliponaxis: false };

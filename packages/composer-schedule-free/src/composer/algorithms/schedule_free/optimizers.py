@@ -188,7 +188,7 @@ def _check_settings(
 ) -> None:
     check_finite(lr=lr, weight_decay=weight_decay, least=0)
     check_momentum(momentum)
-    check_integers("0 is no warmup.", warmup_steps=warmup_steps, least=0)
+    check_integers("0 means no warmup.", warmup_steps=warmup_steps, least=0)
     check_finite("Use 0 and 2.", r=r, weight_lr_power=weight_lr_power, least=0)
 
 
@@ -261,7 +261,7 @@ def build_schedule_free(
         >>> optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["momentum"]
         (2.0, 0.95)
     """
-    check_integers("0 is no warmup.", warmup_steps=warmup_steps, least=0)
+    check_integers("0 means no warmup.", warmup_steps=warmup_steps, least=0)
     is_adam = isinstance(optimizer, (torch.optim.AdamW, torch.optim.Adam))
     if not is_adam and not isinstance(optimizer, torch.optim.SGD):
         raise TypeError(

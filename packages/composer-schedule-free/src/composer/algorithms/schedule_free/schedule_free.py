@@ -213,7 +213,7 @@ class ScheduleFree(Algorithm):
             self._left = StoredWeights(None)
             self._left.named_parameters_dict = {name: entry["y"] for name, _, entry in _entries(state) if "y" in entry}
             self._left.swapped = True
-            self._left.leave_in(state.model)
+            self._left.record_checksums(state.model)
 
     # ---- before training ----
 

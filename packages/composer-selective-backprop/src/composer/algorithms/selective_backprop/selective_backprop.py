@@ -59,7 +59,7 @@ def should_selective_backprop(
 
 
 def do_selective_backprop(epoch: float, batch_idx: int, start: float, end: float, interrupt: int) -> bool:
-    """Call `should_selective_backprop` with all times in epochs; an earlier name of it."""
+    """Alias of `should_selective_backprop` for times in epochs."""
     return should_selective_backprop(epoch, batch_idx, start, end, interrupt)
 
 
@@ -123,7 +123,7 @@ def selective_backprop(
     keep: float,
     scale_factor: float = 1,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Call `select_using_loss`; an earlier name of it."""
+    """Alias of `select_using_loss`."""
     return select_using_loss(X, y, model, loss_fun, keep, scale_factor)
 
 
@@ -152,7 +152,11 @@ class SelectiveBackprop(Algorithm):
         target_key: Position of the targets in the batch.
 
     Raises:
-        ValueError: An argument is out of range.
+        ValueError: An argument is out of range; when a batch is pruned, if its inputs cannot be downsampled, or `loss`
+            does not return one loss per example.
+        TypeError: A number has the wrong type; at INIT, if the model's `loss` does not accept `reduction`.
+        RuntimeError: At INIT, if the model is not a `ComposerModel`.
+        NotImplementedError: When a batch is pruned, if inputs or targets are not a single tensor.
 
     Example:
         >>> SelectiveBackprop(keep=0.25).interrupt

@@ -89,7 +89,7 @@ def pack_sequences(
     Source: Krell, Kosec, Perez and Fitzgibbon, "Efficient Sequence Packing without Cross-contamination", arXiv:
         2107.02027; Ding et al., "Fewer Truncations Improve Language Modeling", arXiv:2404.10830, section 3 (best-fit
         decreasing; long documents are split).
-    Differs: rows are found for the documents of a batch, not for those of a data set.
+    Differs: rows are found for the documents of a batch, not for those of a dataset.
     """
     _check_arguments(length, split_long, pad_token_id, first_position)
     check_flags(causal=causal)

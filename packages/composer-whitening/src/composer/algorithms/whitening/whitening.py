@@ -274,7 +274,7 @@ class Whitening(Algorithm):
     training loader is given to `fit`, unless they come from a checkpoint. After `bias_duration` the bias is frozen too,
     so the backward pass ends after this layer.
 
-    The images are `num_images` samples at equal distances in the training data set, with its transforms, collated by
+    The images are `num_images` samples at equal distances in the training dataset, with its transforms, collated by
     the loader, before device transforms of a `DataSpec`. Random numbers of the run are not used, and the loader is not
     iterated. A list of batches, and a loader with `state_dict` and `load_state_dict`, are read from the beginning
     instead. With several ranks, the first computes the filters for all.
@@ -311,7 +311,7 @@ class Whitening(Algorithm):
         Whitening(eps=0.0005,num_images=5000,bias_duration='2ep',layer_name=None,input_key=0)
 
     Source: Jordan, "94% on CIFAR-10 in 3.29 Seconds on a Single GPU", arXiv:2404.00498, section 3.2.
-    Differs: the images are spread over the data set, instead of being its first ones; the layer may have another kernel
+    Differs: the images are spread over the dataset, instead of being its first ones; the layer may have another kernel
         size or number of channels.
     """
 
@@ -449,7 +449,7 @@ def _read(loader: Any, number: int) -> Iterator[Any]:
     else:
         raise TypeError(
             f"`Whitening` must read images without moving the position of `train_dataloader`: a "
-            f"`torch.utils.data.DataLoader` of a data set with a length, a list of batches, or a loader with "
+            f"`torch.utils.data.DataLoader` of a dataset with a length, a list of batches, or a loader with "
             f"`state_dict` and `load_state_dict`, got {type(loader).__name__}. Or call `apply_whitening` with images."
         )
 
@@ -459,7 +459,7 @@ def _check_images(images: Any) -> None:
         got = str(images.dtype) if isinstance(images, torch.Tensor) else type(images).__name__
         raise TypeError(
             f"The images to whiten must be a floating tensor, as the model sees them, got {got}. Normalize them in the "
-            f"data set, pass their position in the batch as `input_key`, or call `apply_whitening` with images."
+            f"dataset, pass their position in the batch as `input_key`, or call `apply_whitening` with images."
         )
     if images.dim() != 4:
         raise ValueError(

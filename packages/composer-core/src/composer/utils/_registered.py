@@ -1,4 +1,4 @@
-"""Names in `composer.utils` whose implementations are in other distributions."""
+"""Names in `composer.utils` that other distributions implement and register."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 _GROUP = "composer.utils"
 
 
-def find_elsewhere(module: str, name: str) -> Any:
+def find_registered(module: str, name: str) -> Any:
     """Find a name of `composer.utils` that an installed distribution registers, such as `load_checkpoint`.
 
     Must be called directly by the `__getattr__` of a module.

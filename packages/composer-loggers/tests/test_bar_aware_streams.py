@@ -1,4 +1,4 @@
-"""Other output on the terminal of a bar stands on lines of its own."""
+"""Other output on the terminal of a progress bar gets lines of its own."""
 
 from __future__ import annotations
 

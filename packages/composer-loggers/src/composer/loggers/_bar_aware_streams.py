@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from threading import RLock
 from typing import Any
 
-__all__ = ["BesideBar"]
+__all__ = ["BarAwareStreams"]
 
 
-class BesideBar:
+class BarAwareStreams:
     """While active, erases a bar before other code writes a line to the terminal; the bar then redraws itself.
 
     The standard streams are replaced if they are terminals, and so are those of logging handlers that write to them.
