@@ -31,7 +31,7 @@ from tools.bench._measure import interleaved, machine, spread
 __all__ = ["SEEDS", "batches", "groups", "loss_of", "main", "make_model", "mean_with_interval"]
 
 LENGTH, _BATCH = 64, 32
-# The first guess of each setting, and the values that are tried; one factor lies between neighbours.
+# The first guess of each setting, and the values that are tried; one factor lies between neighbors.
 _FIRST = {"lr": 4e-3, "weight_decay": 0.1, "warmup": 0.1}
 _GRIDS = {
     "lr": (1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2),

@@ -44,7 +44,7 @@ def _files(folder: Path, rounds: int) -> None:
     writer = CheckpointWriter(asynchronous=True)
 
     def blocked() -> float:
-        """Seconds until training goes on."""
+        """Seconds until training continues."""
         later.unlink(missing_ok=True)
         seconds = timed(lambda: writer.write(content, str(later), lambda: None))
         writer.wait()

@@ -226,7 +226,7 @@ def _large_steps(device: torch.device, rounds: int) -> dict[str, Any]:
     }
 
 
-# Those that act on images and on a residual network in each step; the others act on texts, on data sets or seldom.
+# Those that act on images and on a residual network in each step; the others act on texts, on datasets or seldom.
 _METHODS: dict[str, Callable[[], Any]] = {
     "BlurPool": algorithms.BlurPool,
     "ColOut": algorithms.ColOut,

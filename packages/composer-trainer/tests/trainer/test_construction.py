@@ -132,7 +132,7 @@ def test_bad_input_is_answered_at_construction(arguments: dict[str, Any], error:
 
 
 def test_a_batch_larger_than_the_data_is_explained(make_trainer: MakeTrainer) -> None:
-    with pytest.raises(ValueError, match=r"data set has 3 samples: fewer than one batch, and `drop_last` is on"):
+    with pytest.raises(ValueError, match=r"dataset has 3 samples: fewer than one batch, and `drop_last` is on"):
         make_trainer(train_dataloader=make_trainer.loader(3, batch_size=4, drop_last=True))
 
 

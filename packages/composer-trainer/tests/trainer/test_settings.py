@@ -305,7 +305,7 @@ def test_two_evaluators_of_one_label_are_refused(make_trainer: MakeTrainer) -> N
 @pytest.mark.parametrize("kind", [tuple, list])
 def test_several_plain_eval_loaders_are_numbered_with_a_warning(make_trainer: MakeTrainer, kind: type) -> None:
     loaders = [make_trainer.loader() for _ in range(3)]
-    with pytest.warns(UserWarning, match=r"labelled 'eval', 'eval_1', 'eval_2'. Wrap each") as caught:
+    with pytest.warns(UserWarning, match=r"labeled 'eval', 'eval_1', 'eval_2'. Wrap each") as caught:
         trainer = make_trainer(eval_dataloader=kind(loaders))
     trainer.fit()
 

@@ -188,7 +188,7 @@ def save_model_to_disk(
         The path; None on ranks that do not write.
 
     Raises:
-        ValueError: An argument cannot work, or shards of a whole model are requested.
+        ValueError: An argument is invalid, or shards of a whole model are requested.
         FileExistsError: It exists, and `overwrite` is False.
         OSError: It cannot be written.
     """

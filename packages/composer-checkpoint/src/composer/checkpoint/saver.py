@@ -140,7 +140,7 @@ class BestCheckpoints:
         mode: `"max"` if higher is better, `"min"` if lower is.
 
     Raises:
-        ValueError: An argument cannot work, or one is missing.
+        ValueError: An argument is invalid, or one is missing.
     """
 
     def __init__(self, count: SupportsIndex, monitor: str | None, mode: str) -> None:

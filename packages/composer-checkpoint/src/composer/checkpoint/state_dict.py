@@ -172,7 +172,7 @@ def get_resumption_state_dict(state: State) -> dict[str, Any]:
     Returns:
         The states of schedulers, scaler and metrics and so on, as in `State.state_dict`; `timestamp`, the arguments of
         `Timestamp`; `algorithms` and `callbacks`, lists of `(class name, state_dict())`; `dataset_state`, None if the
-        data set has none; the random generators of all ranks (`rng`); and the state of `state.resumption`, such as
+        dataset has none; the random generators of all ranks (`rng`); and the state of `state.resumption`, such as
         the position in the training data.
     """
     state_dict = {key: value for key, value in state.state_dict().items() if key not in _NOT_FOR_RESUMPTION}

@@ -96,7 +96,7 @@ def prepare_tp_module(model: torch.nn.Module, optimizers: Optimizers, tp_config:
     Args:
         model: The model.
         optimizers: Its optimizers, which get the new parameters.
-        tp_config: The configuration, or a dict of its arguments. Without a `device_mesh`, neighbouring ranks share
+        tp_config: The configuration, or a dict of its arguments. Without a `device_mesh`, neighboring ranks share
             layers.
 
     Raises:

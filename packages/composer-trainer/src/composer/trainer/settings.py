@@ -352,16 +352,14 @@ def data_spec_of(dataloader: Any, argument: str) -> DataSpec:
     """Convert a dataloader argument to a `DataSpec`.
 
     Raises:
-        TypeError: It is not an iterable of batches, but for example a data set, a string or a class.
+        TypeError: It is not an iterable of batches, but for example a dataset, a string or a class.
         ValueError: It is empty.
     """
     spec = ensure_data_spec(dataloader, argument)
     if _length(spec.dataloader) == 0:
         dataset = getattr(spec.dataloader, "dataset", None)
         samples = None if dataset is None else _length(dataset)
-        why = (
-            "" if not samples else f" Its data set has {samples} samples: fewer than one batch, and `drop_last` is on."
-        )
+        why = "" if not samples else f" Its dataset has {samples} samples: fewer than one batch, and `drop_last` is on."
         raise ValueError(f"`{argument}` must not be empty, got a loader of 0 batches.{why}")
     return spec
 
@@ -386,7 +384,7 @@ def _is_iterator(dataloader: Any) -> bool:
 def _build_evaluators(options: EvaluationOptions) -> list[Evaluator]:
     """Return the evaluators of `eval_dataloader`, each with an interval.
 
-    Several loaders are labelled "eval", "eval_1", "eval_2" and so on, with a warning.
+    Several loaders are labeled "eval", "eval_1", "eval_2" and so on, with a warning.
 
     Raises:
         ValueError: Evaluators are mixed with loaders, or two have the same label.
@@ -408,7 +406,7 @@ def _build_evaluators(options: EvaluationOptions) -> list[Evaluator]:
     labels = ["eval" if i == 0 else f"eval_{i}" for i in range(len(given))]
     if len(given) > 1 and kinds == {False}:
         warnings.warn(
-            f"The loaders of `eval_dataloader` are labelled {', '.join(map(repr, labels))}. Wrap each to choose its "
+            f"The loaders of `eval_dataloader` are labeled {', '.join(map(repr, labels))}. Wrap each to choose its "
             f"label: `Evaluator(label=..., dataloader=...)`.",
             stacklevel=5,
         )

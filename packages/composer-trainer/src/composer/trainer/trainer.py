@@ -167,7 +167,7 @@ class Trainer(_RejectsRemovedArguments):
         step_schedulers_every_batch: Step schedulers after every batch, or after every epoch; None: after every batch
             unless one is torch's own.
         eval_dataloader: The evaluation data: like the training data, an `Evaluator`, or a sequence of either. Several
-            loaders are labelled "eval", "eval_1", "eval_2" and so on, with a warning.
+            loaders are labeled "eval", "eval_1", "eval_2" and so on, with a warning.
         eval_interval: How often to evaluate: a time, or a function of state and event; 0: never. The interval of an
             `Evaluator` takes precedence.
         eval_subset_num_batches: Batches per evaluation; -1: until the loader ends. Required for an endless loader.

@@ -199,7 +199,7 @@ class TPConfig:
 
     Args:
         device_mesh: One dimension of a mesh whose other dimensions `FSDP2Config` gets; None: created from the degree,
-            with neighbouring ranks.
+            with neighboring ranks.
         tensor_parallel_degree: The number of ranks that share each layer. They train on the same batches, with the same
             random numbers.
         layer_plan: `{name of a module of the model: ParallelStyle}`, the argument of `parallelize_module`.

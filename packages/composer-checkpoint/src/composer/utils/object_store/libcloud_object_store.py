@@ -36,7 +36,7 @@ class LibcloudObjectStore(ObjectStore):
 
     Raises:
         ImportError: `apache-libcloud` is not installed.
-        ValueError: `container` is empty, or there is no such provider, or it cannot work with these arguments.
+        ValueError: `container` is empty, or there is no such provider, or it rejects these arguments.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class LibcloudObjectStore(ObjectStore):
         except TypeError as error:
             variables = " and ".join(f"`{name}`" for name in (key_environ, secret_environ) if name) or "`key_environ`"
             raise ValueError(
-                f"The provider {provider!r} cannot work with these arguments: {error}. Set {variables}, or pass more "
+                f"The provider {provider!r} rejects these arguments: {error}. Set {variables}, or pass more "
                 f"`provider_kwargs`."
             ) from error
 

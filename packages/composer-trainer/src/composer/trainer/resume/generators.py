@@ -1,6 +1,6 @@
 """The random generators of a run: the global ones, and those inside the training and evaluation loaders.
 
-`FirstAccesses` repeats, with the same generators, what a data set draws when it is first accessed.
+`FirstAccesses` repeats, with the same generators, what a dataset draws when it is first accessed.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def keep_global_states() -> Iterator[None]:
 
 
 def generators_of(loader: Any) -> dict[str, Any]:
-    """Return every generator inside a loader, its samplers, its data set and their parts, by the path to it.
+    """Return every generator inside a loader, its samplers, its dataset and their parts, by the path to it.
 
     Attributes, closures, bound methods and `functools.partial` objects are followed, as are containers of up to 256
     items. Each generator appears once, under its shortest path.
@@ -140,7 +140,7 @@ def set_states(generators: Mapping[str, Any], states: Mapping[str, Any], warn: b
 class FirstAccesses:
     """The states of the random generators before the first iteration of each loader, by the loader's label.
 
-    A data set may draw random numbers when it is first accessed, and store the result. A resumed run accesses it at
+    A dataset may draw random numbers when it is first accessed, and store the result. A resumed run accesses it at
     another moment, so it first repeats the access, with the generators as they were then.
     """
 
@@ -209,9 +209,9 @@ class FirstAccesses:
 
 
 def _is_repeatable(loader: Any) -> bool:
-    """Return True if iterating a loader once more in this process changes nothing but the data set's stored values."""
+    """Return True if iterating a loader once more in this process changes nothing but the dataset's stored values."""
     if isinstance(loader, DataLoader):
-        return loader.num_workers == 0  # each iteration has new worker processes with their own copy of the data set
+        return loader.num_workers == 0  # each iteration has new worker processes with their own copy of the dataset
     return not (isinstance(loader, (list, tuple)) or hasattr(loader, "__next__") or has_state(loader))
 
 

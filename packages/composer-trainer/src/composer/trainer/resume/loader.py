@@ -7,14 +7,14 @@ advanced, and all generators get the states that they had at the position. Nothi
 `LoaderPosition` does this for the loop, step by step:
 
 1. `state_dict` saves the position; `load_state_dict` only stores a saved one.
-2. `begin`, at the start of `fit`, restores it: first accesses of data sets are repeated (see `FirstAccesses`), then the
+2. `begin`, at the start of `fit`, restores it: first accesses of datasets are repeated (see `FirstAccesses`), then the
    generators are set. What can only be restored by iterating the loader waits in `_Pending`.
 3. For an epoch that is in progress, `resume` advances the loader to the position, or continues with the iterator of the
    previous `fit` if it is still there. For any other epoch, `start` begins to iterate the loader.
 4. `pause` and `put_back` leave an epoch between two batches; `finish` drops the iterator.
 
 This is exact for loaders that draw the order of the data from generators that nothing else draws from during an epoch;
-torch's samplers do. It is not exact for a data set that shuffles with the global generators while the model uses them.
+torch's samplers do. It is not exact for a dataset that shuffles with the global generators while the model uses them.
 """
 
 from __future__ import annotations
@@ -270,7 +270,7 @@ class LoaderPosition:
         if saved is None or not self.spin:
             return
         loader, now = self._state.dataloader, self._state.timestamp
-        # If the epoch of the first access is loaded again from its start, that is the first access; some data sets
+        # If the epoch of the first access is loaded again from its start, that is the first access; some datasets
         # can be accessed only once.
         at, length = now.batches_in_epoch, self._length
         drawn = (saved.get("position") or {}).get("batches", at)
@@ -491,7 +491,7 @@ class LoaderPosition:
         return itertools.islice(iterator, self.ends_at - self._state.timestamp.batches_in_epoch)
 
     def _dataset_resumes_itself(self) -> bool:
-        """Return True if the data set has restored its own position, as streaming data sets do."""
+        """Return True if the dataset has restored its own position, as streaming datasets do."""
         return self._state.dataset_resumption.get("train", False)
 
 

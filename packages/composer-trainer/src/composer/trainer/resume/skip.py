@@ -56,7 +56,7 @@ def left_in_sampler(loader: Any, samples: int) -> int | None:
 
 
 def can_advance_sampler(loader: Any) -> bool:
-    """Return True if `advance_sampler` works: torch's own loader, in this process, over a map-style data set."""
+    """Return True if `advance_sampler` works: torch's own loader, in this process, over a map-style dataset."""
     return (
         isinstance(loader, DataLoader)
         and type(loader).__iter__ is DataLoader.__iter__
