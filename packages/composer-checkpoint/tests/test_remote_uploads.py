@@ -593,6 +593,25 @@ def kill_processes(uploader: RemoteUploader) -> None:
         process.join()
 
 
+def test_a_watch_for_files_leaves_no_thread_and_names_what_is_missing(
+    bucket: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (bucket / "a").write_text("content")
+    uploader = RemoteUploader(
+        "libcloud://bucket", {"provider": "local", "provider_kwargs": {"key": str(bucket.parent)}}
+    )
+    before = {*threading.enumerate()}
+    for names, expected in ((["a"], "EXIST"), (["a", "b"], "TIMEOUT")):
+        outcome = uploader.check_remote_files_exist_async(names, 0.05, 0.01).result(30)
+        assert RemoteFilesExistingCheckStatus[expected] is outcome
+
+    end = time.monotonic() + 5  # half of the time that a first check may take
+    while {*threading.enumerate()} - before:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    assert [": b"] == [text[-3:] for text in caplog.messages if "did not appear" in text]
+
+
 def test_a_process_that_dies_is_replaced(
     s3: str, s3_server: Any, file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

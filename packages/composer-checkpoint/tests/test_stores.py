@@ -551,6 +551,16 @@ def test_names_and_errors_of_unity_catalog(databricks: Any, tmp_path: Path) -> N
         store.get_uri("Volumes/other/schema/volume/a")
 
 
+def test_a_folder_of_unity_catalog_is_created_once(databricks: Any, tmp_path: Path) -> None:
+    store = UCObjectStore("Volumes/catalog/schema/volume/run")
+    (tmp_path / "a").write_text("x")
+    for name in ("folder/a", "folder/b", "other/a"):
+        store.upload_object(name, tmp_path / "a")
+
+    folders = [request.rpartition("/")[2] for request in databricks.requests if "PUT /api/2.0/fs/dir" in request]
+    assert ["folder", "other"] == folders
+
+
 def test_names_and_errors_of_mlflow(mlflow: None, monkeypatch: pytest.MonkeyPatch) -> None:
     store = MLFlowObjectStore(RUN)
     full = f"databricks/mlflow-tracking/{store.experiment_id}/{store.run_id}/artifacts/a/b"

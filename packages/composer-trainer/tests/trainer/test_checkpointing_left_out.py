@@ -83,7 +83,7 @@ PATTERNS = [
     ("rng/*", "rng"),
     ("resumption", "resumption"),
     ("resumption/*", "resumption"),
-    ("resumption/loader/0/place", "resumption/loader/0/place"),
+    ("resumption/loader/0/position", "resumption/loader/0/position"),
     ("state/run_name", "state/run_name"),
 ]
 

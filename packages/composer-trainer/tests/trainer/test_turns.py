@@ -224,7 +224,7 @@ def test_an_optimizer_with_a_closure_is_refused() -> None:
     gan = GAN()
     optimizers = [Overflowing(gan.discriminator.parameters(), lr=0.1), torch.optim.SGD(gan.generator.parameters())]
 
-    with pytest.raises(ValueError, match=r"must step without a closure, as those of GAN, .*, got Overflowing"):
+    with pytest.raises(ValueError, match=r"must step without a closure for GAN, .*, got Overflowing"):
         run(gan, optimizers=optimizers)
 
 
@@ -286,7 +286,7 @@ def test_two_ranks_equal_one_process(config: Any) -> None:
 def test_one_optimizer_cannot_take_turns() -> None:
     gan = GAN()
     with pytest.raises(
-        ValueError, match="`optimizers` must be at least two of GAN, whose `begin_turn` is called for each"
+        ValueError, match="`optimizers` must be a list of at least two for GAN, which defines `begin_turn`, got one"
     ):
         Trainer(
             model=gan, optimizers=torch.optim.SGD(gan.parameters(), lr=0.1), train_dataloader=data(), max_duration="1ep"
