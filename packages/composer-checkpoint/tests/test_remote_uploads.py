@@ -225,7 +225,7 @@ def test_a_failure_is_a_warning_or_ends_the_run(
             with pytest.raises(PermissionError, match="not yours"):
                 engine.run_event(event)
         else:
-            with pytest.warns(UserWarning, match="not yours.* The run goes on"):
+            with pytest.warns(UserWarning, match="not yours.* The run continues"):
                 engine.run_event(event)
         with pytest.warns(RuntimeWarning, match="may not have been uploaded"):
             engine.close()
@@ -341,10 +341,10 @@ def _start_run_with_silent_store(error: type[Exception]) -> list[str]:
 @pytest.mark.parametrize("error", [TimeoutError, ConnectionResetError])
 def test_all_ranks_go_on_without_a_store_that_does_not_answer(error: type[Exception]) -> None:
     (first,), (second,) = run_on_ranks(_start_run_with_silent_store, 2, error)
-    assert f"`RemoteUploaderDownloader.init` failed: {error.__name__}: no answer. The run goes on" in first
+    assert f"`RemoteUploaderDownloader.init` failed: {error.__name__}: no answer. The run continues" in first
     kind = "TimeoutError" if error is TimeoutError else "ConnectionError"
     cause = f"rank 0: {error.__name__}: no answer"
-    assert f"failed: {kind}: Rank 0 cannot upload to s3://bucket: {cause}. The run goes on" in second
+    assert f"failed: {kind}: Rank 0 cannot upload to s3://bucket: {cause}. The run continues" in second
 
 
 def _init_without_group(folder: str, make: type[RemoteUploader] | type[RemoteUploaderDownloader]) -> str:
