@@ -126,5 +126,5 @@ def test_an_index_that_cannot_be_read_is_damaged(tmp_path: Path) -> None:
 
 def test_an_entry_of_shards_that_cannot_be_read_is_damaged() -> None:
     for entry in (b"", b"PK\x03\x04 torn"):
-        with pytest.raises(CorruptCheckpointError, match=r"not a whole|cannot be read"):
+        with pytest.raises(CorruptCheckpointError, match=r"not a complete|cannot be read"):
             load_plain(io.BytesIO(entry), "the entry 'a'")

@@ -115,7 +115,7 @@ def load_plain(stream: Any, what: str) -> Any:
         except pickle.UnpicklingError as error:
             names = _listed(set(_NAMES.findall(str(error)))) or "anything but plain data"
             raise UnsafeCheckpointError(
-                f"{what} of a checkpoint holds {names}, whose loading could run code, so nothing was loaded.",
+                f"In a checkpoint, {what} holds {names}, whose loading could run code, so nothing was loaded.",
                 reason=f"it holds {names}",
             ) from error
         except (RuntimeError, EOFError, ValueError, TypeError, AttributeError, LookupError, MemoryError) as error:
