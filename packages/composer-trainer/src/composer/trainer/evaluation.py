@@ -57,6 +57,9 @@ class Evaluation:
         self.state, self.engine, self.logger, self.model, self.parallel = state, engine, logger, model, parallel
         self._forward_pass = ForwardPass(self._outputs_of, state, parallel, fp8=False)
         self.accesses, self.modes = FirstAccesses(), OptimizerModes(state)
+        # The batch at which each evaluator last ran in `fit`, by label: in this process, and in the one that saved.
+        self.evaluated_at: dict[str, int] = {}
+        self.restored_at: dict[str, int] = {}
 
     def run_due(self, event: Event) -> bool:
         """Run the evaluators that are due.
@@ -69,12 +72,16 @@ class Evaluation:
         """
         evaluators = self.state.evaluators
         due = [e for e in evaluators if e.eval_interval is not None and e.eval_interval(self.state, event)]
+        batch = self.state.timestamp.batches
+        if event is Event.FIT_END:  # the intervals do not know what ran before this process was launched
+            due = [e for e in due if self.restored_at.get(e.label) != batch]
         if not due:
             return False
         with torch.no_grad(), model_eval_mode(self.state.model), self.modes.evaluating():
             self.engine.run_event(Event.EVAL_BEFORE_ALL)
             self.run(due)
             self.engine.run_event(Event.EVAL_AFTER_ALL)
+        self.evaluated_at.update((evaluator.label, batch) for evaluator in due)
         return True
 
     def run_standalone(self, extra: Sequence[Evaluator], subset: int) -> Results:

@@ -480,7 +480,7 @@ class Trainer(_RejectsRemovedArguments):
         self.engine.run_event(Event.BEFORE_LOAD)
         settings.set_scaler()  # after INIT, where an algorithm may wrap the optimizer in one that needs closures
         position = LoaderPosition(self.state, self._metrics, spin_dataloaders, self._evaluation.accesses)
-        self._progress = RunProgress(self.state, settings, position, self._announce, branch_duration)
+        self._progress = RunProgress(self.state, settings, position, self._evaluation, self._announce, branch_duration)
         self.state.resumption = self._progress
         self._load(load, algorithm_passes)
         self.engine.run_event(Event.AFTER_LOAD)
@@ -737,8 +737,8 @@ class Trainer(_RejectsRemovedArguments):
         settings.replace_evaluation(evaluation)
         settings.set_schedulers(schedule)
         settings.compile_schedulers()
-        if precision is not None:
-            state.precision = resolve_precision(precision, state.device)
+        if precision is not None and (resolved := resolve_precision(precision, state.device)) is not state.precision:
+            state.precision = resolved
             settings.set_scaler()
         if spin_dataloaders is not None:
             position.spin = spin_dataloaders
@@ -747,6 +747,8 @@ class Trainer(_RejectsRemovedArguments):
         if not ended:
             self._progress.apply()
         if complete:
+            if not ended:
+                position.begin()  # now, because the program may draw random numbers before the next call
             self._announce(f"This part of the run {state.run_name!r} is complete; nothing is left to train.")
             return
         if not self._description_logged and self.logger.destinations:

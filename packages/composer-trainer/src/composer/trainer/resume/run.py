@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +24,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from composer.callbacks.checkpoint_saver import CheckpointSaver, savers_of
 from composer.core import State, Time, Timestamp, TimeUnit
 from composer.loggers import Logger
+from composer.trainer.evaluation import Evaluation
 from composer.trainer.resume.loader import LoaderPosition
 from composer.trainer.settings import RunSettings, with_members
 from composer.utils import dist, plain_number, reproducibility
@@ -46,6 +47,7 @@ class _Loaded:
         progress: What `RunProgress.state_dict` returned, without the parts that are restored already.
         is_applied: There is nothing left for `RunProgress.apply`.
         fits: The start of each call of `fit`.
+        scaler: The state of the gradient scaler; None: there is none, or it is restored.
     """
 
     schedulers: dict[str, Any] | None = field(default_factory=dict)
@@ -55,6 +57,7 @@ class _Loaded:
     progress: dict[str, Any] = field(default_factory=dict)
     is_applied: bool = True
     fits: list[Timestamp] = field(default_factory=list)
+    scaler: dict[str, Any] | None = None
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -70,6 +73,7 @@ class RunProgress:
         state: The run.
         settings: The data, evaluators and schedules of the run.
         loader: The position in the training data.
+        evaluation: Runs the evaluators of the run.
         announce: Shows a message to the user.
         branch_duration: How long the run trains from the checkpoint that it branches off; None: it is not a branch.
 
@@ -83,12 +87,16 @@ class RunProgress:
         state: State,
         settings: RunSettings,
         loader: LoaderPosition,
+        evaluation: Evaluation,
         announce: Callable[[str], None],
         branch_duration: Any = None,
     ) -> None:
         self.state, self.settings, self.loader, self.announce = state, settings, loader, announce
+        self.evaluation = evaluation
         # Taken here, before a checkpoint or training changes any of it.
-        self._arguments = _describe_arguments(state, settings.given_schedulers)
+        self._descriptions: list[tuple[Any, str]] = []  # of the user's schedulers, before their first step
+        self._arguments = _describe_arguments(state, self._describe_schedulers())
+        self._first_rates = _FirstRates(state)
         if branch_duration is not None:
             self._arguments["branch_duration"] = str(branch_duration)
         self._loaded = _Loaded()
@@ -108,6 +116,7 @@ class RunProgress:
             "limit": self._limit,
             # If one rank is stopped, the run ends on all of them.
             "over_at": next((limit for _, limit in ranks if limit is not None), None),
+            "max_duration": None if state.max_duration is None else str(state.max_duration),
             "fits": [start.state_dict() for start in self._fits],
             "arguments": self._arguments,
             **self._values(),
@@ -120,7 +129,14 @@ class RunProgress:
         return {
             "values": {name: dict(getattr(self.state, name)) for name in _VALUES},
             "computed": {label: _computed(metrics) for label, metrics in self.state.eval_metrics.items()},
+            "evaluated": dict(self.evaluation.evaluated_at),
         }
+
+    def _describe_schedulers(self) -> list[str]:
+        known = {id(scheduler): text for scheduler, text in self._descriptions}
+        given = self.settings.given_schedulers
+        self._descriptions = [(each, known.get(id(each)) or _describe(each)) for each in given]
+        return [text for _, text in self._descriptions]
 
     # ---- loading ----
 
@@ -132,6 +148,7 @@ class RunProgress:
             schedulers=saved.pop("schedulers", None if left_out else {}),
             groups=_param_groups(self.state),
             has_time="timestamp" in saved,
+            scaler=saved.get("scaler"),
         )
 
     def after_load(self, content: dict[str, Any]) -> None:
@@ -161,11 +178,17 @@ class RunProgress:
     def apply(self) -> None:
         """Restore schedulers and evaluation metrics; changed arguments take precedence over the checkpoint."""
         self._apply_arguments()
+        scaler, self._loaded.scaler = self._loaded.scaler, None
+        if scaler and self.state.scaler is not None:  # `fit` may have made it for another precision
+            self.state.load_state_dict({"scaler": scaler})
         for label, values in self._loaded.progress.pop("computed", {}).items():
             _restore_computed(self.state.eval_metrics.get(label, {}), values)
+        evaluated = self._loaded.progress.pop("evaluated", {})
+        self.evaluation.evaluated_at.update(evaluated)
+        self.evaluation.restored_at.update(evaluated)
 
     def _apply_arguments(self) -> None:
-        saved, schedulers = self._loaded.arguments, [*map(_describe, self.settings.given_schedulers)]
+        saved, schedulers = self._loaded.arguments, self._describe_schedulers()
         # The call of `fit` that resumes may bring the saved schedulers in place of those of the constructor.
         are_back = self._arguments["schedulers"] != schedulers == saved.get("schedulers")
         is_applied = self._loaded.is_applied and not (are_back and self._calls == len(self._loaded.fits))
@@ -174,12 +197,14 @@ class RunProgress:
         if is_applied:
             return
         self._loaded.is_applied = True
-        if not saved or saved["schedulers"] == schedulers:
+        same = not saved or saved["schedulers"] == schedulers
+        if same:
             self._restore_schedulers()
-        else:
-            now = self.state.timestamp
-            _restart_schedulers(self.state, (now.batch if self.settings.step_every_batch else now.epoch).value)
         changes = _apply_changes(self.state, self._arguments, saved) if saved else []
+        if not same:
+            now = self.state.timestamp
+            steps = (now.batch if self.settings.step_every_batch else now.epoch).value
+            _restart_schedulers(self.state, steps, self._first_rates)
         if "branch_duration" in self._arguments and not self._loaded.fits:
             self._begin_branch(bool(saved) and saved["schedulers"] == self._arguments["schedulers"])
         if changes:
@@ -322,10 +347,11 @@ class RunProgress:
         end = saved.get("complete")
         if end is None:
             self.over_at = saved.get("over_at")
+            if saved.get("max_duration") is not None:  # a callback may have changed it
+                state.max_duration = saved["max_duration"]
             return False
         state.max_duration, state.timestamp = end["max_duration"], _timestamp(end["timestamp"])
         self.loader.load_state_dict(end["loader"], end["rng"])
-        reproducibility.load_rng_state(end["rng"])
         return True
 
     def complete(self, saver: CheckpointSaver | None, logger: Logger) -> None:
@@ -408,16 +434,16 @@ def _apply_scheduler(scheduler: Any, groups: set[int]) -> None:
 # ---- the arguments of a run, compared with those of its checkpoint: changes take precedence ----
 
 
-def _describe_arguments(state: State, schedulers: Iterable[Any]) -> dict[str, Any]:
+def _describe_arguments(state: State, schedulers: list[str]) -> dict[str, Any]:
     """Return the arguments of a run as plain values.
 
     Args:
         state: The run, before a checkpoint is loaded into it.
-        schedulers: The user's schedulers.
+        schedulers: The descriptions of the user's schedulers.
     """
     return {
         "param_groups": [_plain_options(group) for group in _param_groups(state)],
-        "schedulers": [*map(_describe, schedulers)],
+        "schedulers": schedulers,
         "max_duration": None if state.max_duration is None else str(state.max_duration),
         "batch_size": getattr(state.train_dataloader, "batch_size", None),
     }
@@ -504,21 +530,47 @@ def _override(state: State, group: dict[str, Any], key: str, new: Any, old: Any)
                     getattr(scheduler, attribute)[index] = value
 
 
-def _restart_schedulers(state: State, steps: int) -> None:
+class _FirstRates:
+    """The learning rates that the schedulers of a new run have set, as factors of the initial rates.
+
+    Args:
+        state: The run, before a checkpoint is loaded into it.
+    """
+
+    def __init__(self, state: State) -> None:
+        self._schedulers = list(state.schedulers)
+        self._factors = [
+            _plain(group["lr"]) / initial if (initial := _plain(group.get("initial_lr"))) else 1.0
+            for group in _param_groups(state)
+        ]
+
+    def set(self, state: State) -> None:
+        """Set the learning rates to those before the first step; the initial ones if there are other schedulers."""
+        groups = _param_groups(state)
+        are_known = len(groups) == len(self._factors) and [*map(id, self._schedulers)] == [*map(id, state.schedulers)]
+        for group, factor in zip(groups, self._factors if are_known else [1.0] * len(groups), strict=True):
+            if "initial_lr" in group:
+                _set_option(group, "lr", _plain(group["initial_lr"]) * factor)
+
+
+def _restart_schedulers(state: State, steps: int, first_rates: _FirstRates) -> None:
     """Advance new schedulers to the current time of the run, as if they had been used from its start.
 
     Args:
         state: The run, after loading.
         steps: How many times the schedulers would have been stepped.
+        first_rates: The rates to begin with.
     """
-    for group in _param_groups(state):
-        if "initial_lr" in group:
-            _set_option(group, "lr", group["initial_lr"])
+    first_rates.set(state)
     for scheduler in state.schedulers:
         rescale = getattr(scheduler, "scale_schedule", None)
         if rescale is not None:  # a schedule of composer.optim reads the time from the state
             scheduler.last_epoch = steps
+            now, before = state.timestamp, state.previous_timestamp
+            if before is not None and before.batches == now.batches - 1:
+                state.timestamp = before  # the loop steps before it counts the batch
             rescale(1.0)
+            state.timestamp = now
             continue
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that the optimizer was not stepped before, which it was
