@@ -913,7 +913,8 @@ class Trainer(_RejectsRemovedArguments):
                 eval_dataloader=eval_dataloader, eval_interval=0, eval_subset_num_batches=subset_num_batches
             )
             extra = self._settings.evaluators_of(options)
-        return self._evaluation.run_standalone(extra, subset_num_batches)
+        with self._progress.repeat_evaluation():
+            return self._evaluation.run_standalone(extra, subset_num_batches)
 
     def predict(
         self, dataloader: Loader, subset_num_batches: SupportsIndex = -1, *, return_outputs: bool = True

@@ -260,3 +260,41 @@ def test_a_length_that_a_callback_has_changed_is_kept(tmp_path: Path, planned: s
         launch.trainer(max_duration=planned, callbacks=[Lengthens(actual)]).fit()
 
     check_equal(program, tmp_path, ("batch_start", batch))
+
+
+class StopsWithoutProgress(Callback):
+    """Stops the run at the second evaluation that is not better than the best one."""
+
+    def __init__(self) -> None:
+        self.best, self.waits = -1.0, 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self.best, "waits": self.waits}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.best, self.waits = state["best"], state["waits"]
+
+    def eval_end(self, state: State, logger: Logger) -> None:
+        result = float(state.eval_metrics["eval"]["acc"].compute())
+        self.waits = 0 if result > self.best else self.waits + 1
+        self.best = max(self.best, result)
+        if self.waits == 3:
+            state.stop_training()
+
+
+def test_an_evaluation_before_the_resumed_fit_does_not_change_the_run(tmp_path: Path) -> None:
+    def program(launch: Launch) -> None:
+        launch.optimizer = torch.optim.SGD(launch.model.parameters(), lr=1e-4)
+        trainer = launch.trainer(
+            optimizers=launch.optimizer,
+            eval_dataloader=loader(samples(16, 1)),
+            eval_interval="4ba",
+            max_duration="40ba",
+            callbacks=[StopsWithoutProgress()],
+        )
+        trainer.eval()
+        trainer.fit()
+
+    whole, parts = launches(program, tmp_path, ("batch_start", 7))
+    assert 12 == whole.state.timestamp.batch == parts[-1].state.timestamp.batch
+    deep_compare(whole.model.state_dict(), parts[-1].model.state_dict())

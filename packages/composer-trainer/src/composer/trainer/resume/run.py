@@ -12,9 +12,11 @@ The Trainer attaches a `RunProgress` to its state. Every checkpoint then contain
 
 from __future__ import annotations
 
+import copy
 import inspect
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -306,6 +308,27 @@ class RunProgress:
     def is_first_fit(self) -> bool:
         """True until the first call of `fit` is counted."""
         return self._calls == 0
+
+    @contextmanager
+    def repeat_evaluation(self) -> Iterator[None]:
+        """Undo what a standalone evaluation changes if the resumed call of `fit` has not begun.
+
+        A relaunched program repeats its evaluations before that call, which were at another time: their results must
+        not, for example, stop the run early.
+        """
+        state = self.state
+        if self._calls >= len(self._loaded.fits):
+            yield
+            return
+        length, values = state.max_duration, dict(state.eval_metric_values)
+        states = [(each, copy.deepcopy(each.state_dict())) for each in state.callbacks]
+        yield
+        state.eval_metric_values = values
+        if length is not None:
+            state.max_duration = length
+        for callback, saved in states:
+            if saved:
+                callback.load_state_dict(saved)
 
     def begin_fit(self, reset_time: bool) -> tuple[Timestamp | None, bool]:
         """Count a call of `fit`.

@@ -1,4 +1,4 @@
-"""The loss as a metric: its mean over examples."""
+"""The loss as a metric of composer-core, which needs torchmetrics: its mean over examples."""
 
 from __future__ import annotations
 
