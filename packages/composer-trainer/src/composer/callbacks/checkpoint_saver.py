@@ -45,7 +45,7 @@ from composer.checkpoint.shards import (
     remove_run,
     write_run,
 )
-from composer.checkpoint.storage import UnreachableError, bucket_of, storage_of
+from composer.checkpoint.storage import UnreachableError, bucket_of, storage_of, without_password
 from composer.core import Callback, Event, State, Time, Timestamp, TimeUnit, ensure_time
 from composer.loggers import Logger
 from composer.utils import (
@@ -373,7 +373,7 @@ class CheckpointSaver(Callback):
         if self._uri is not None and dist.get_local_world_size() < dist.get_world_size():
             raise ValueError(
                 f"Checkpoints in shards of several nodes must be saved to a folder that all of them share, not to "
-                f"{self._uri!r}. Use such a `save_folder`, or `state_dict_type='full'`."
+                f"{without_password(self._uri or '')!r}. Use such a `save_folder`, or `state_dict_type='full'`."
             )
 
     def _fill_mlflow_ids(self, logger: Logger) -> None:
@@ -566,7 +566,8 @@ class CheckpointSaver(Callback):
             yield
         except Exception:
             if self._cleanup is not None and self._cleanup.detach() is not None:
-                log.error("Not all checkpoints reached %s. The local files are kept in %s.", self._uri, self.folder)
+                uri = without_password(self._uri or "")
+                log.error("Not all checkpoints reached %s. The local files are kept in %s.", uri, self.folder)
             raise
 
     @property
@@ -800,6 +801,7 @@ def call_store_with_timeout(store: str, request: Callable[[], T], limit: float |
         Exception: What the request raised.
     """
     answer: Future[T] = Future()
+    store = without_password(store)
 
     def send() -> None:
         try:

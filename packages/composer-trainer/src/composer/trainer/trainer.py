@@ -19,6 +19,7 @@ from composer.algorithms.utils.weight_swaps import weights_to_save
 from composer.callbacks.checkpoint_saver import hold_leases
 from composer.checkpoint import IgnoreKeys
 from composer.checkpoint.names import check_path
+from composer.checkpoint.storage import without_password
 from composer.core import (
     Algorithm,
     Callback,
@@ -613,7 +614,9 @@ class Trainer(_RejectsRemovedArguments):
             )
         state.run_name, state.load_path, now = run_name, name or os.fspath(options.load_path), state.timestamp
         run = f"The run, at epoch {now.epochs} and batch {now.batches},"
-        self._announce(f"{'Weights' if options.load_weights_only else run} loaded from {state.load_path}.")
+        self._announce(
+            f"{'Weights' if options.load_weights_only else run} loaded from {without_password(state.load_path)}."
+        )
 
     def _wrap_model(self, compile_config: dict[str, Any] | None) -> None:
         """Wrap and compile the model, once all module surgery is done and everything is loaded."""

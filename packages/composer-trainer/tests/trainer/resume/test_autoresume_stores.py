@@ -59,6 +59,23 @@ def test_checkpoints_with_another_name_are_found(make_trainer: MakeTrainer, stor
     assert 4 == launch(make_trainer, f"{store}/{{run_name}}", before, "4ba").state.timestamp.batch
 
 
+def test_messages_do_not_show_a_password(
+    make_trainer: MakeTrainer, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = f"memory://me:secret@{secrets.token_hex(4)}/run"
+    run(make_trainer, folder, "ba{batch}.pt")
+    store = storage_of(folder)
+    store.write_text("ba3.pt", "damaged")
+    caplog.set_level(0)
+    with pytest.warns(UserWarning, match=r"me:\.\.\.@.*ba3.pt' is damaged") as caught:
+        run(make_trainer, folder, "ba{batch}.pt", "4ba", progress_bar=True, console_stream="stderr")
+
+    shown = capsys.readouterr().err
+    assert "loaded from memory://me:...@" in shown
+    texts = [str(warning.message) for warning in caught] + [each for each in caplog.messages if "memory://" in each]
+    assert [text for text in [shown, *texts] if "secret" in text] == []
+
+
 @pytest.mark.filterwarnings("ignore:torch.distributed is (disabled|unavailable)")
 @pytest.mark.parametrize("remote", [False, True])
 def test_shards_of_another_trainer_are_found(

@@ -37,7 +37,7 @@ from composer.checkpoint.shards import (
     is_sharded_run,
     run_name_of,
 )
-from composer.checkpoint.storage import Storage, UnreachableError, storage_of
+from composer.checkpoint.storage import Storage, UnreachableError, storage_of, without_password
 from composer.core import State
 from composer.loggers import LoggerDestination
 from composer.trainer.options import LoadOptions
@@ -242,9 +242,9 @@ class _Search:
         foreign.update({name: None for name, other in in_loggers.items() if other is None})
         for name, other in foreign.items():
             if not saver.overwrite and (other is not None or found is None):
-                raise FileExistsError(name_conflict_message(self._run_name, name, other))
+                raise FileExistsError(name_conflict_message(self._run_name, without_password(name), other))
             if other is None:
-                warnings.warn(f"{name!r} {NOT_RESUMABLE}. It may be replaced.", stacklevel=2)
+                warnings.warn(f"{without_password(name)!r} {NOT_RESUMABLE}. It may be replaced.", stacklevel=2)
         return found
 
     def _newest(
@@ -252,6 +252,7 @@ class _Search:
     ) -> tuple[str, str] | None:
         """Return the path and the name of the first candidate that is intact; add those of other runs to `foreign`."""
         for name, fetch in candidates:
+            shown = without_password(name)
             try:
                 checked = self._checked(name, fetch, foreign, attempts)
             except (CorruptCheckpointError, FileNotFoundError) as error:
@@ -266,15 +267,15 @@ class _Search:
                 path, saved_as = checked
                 if saved_as is None or not was_swapped(saved_as, path.resolve().name):
                     return str(path), name
-                self._tried.append(f"{name!r} was saved as {saved_as!r}")
+                self._tried.append(f"{shown!r} was saved as {saved_as!r}")
                 warnings.warn(
-                    f"{name!r} was saved as {saved_as!r}: it was copied over another one, so an older checkpoint is "
+                    f"{shown!r} was saved as {saved_as!r}: it was copied over another one, so an older checkpoint is "
                     f"tried. To resume from it, pass it as `load_path`.",
                     stacklevel=2,
                 )
                 continue
-            self._tried.append(f"{name!r} ({reason})")
-            warnings.warn(f"{name!r} is damaged ({reason}); an older checkpoint is tried.", stacklevel=2)
+            self._tried.append(f"{shown!r} ({reason})")
+            warnings.warn(f"{shown!r} is damaged ({reason}); an older checkpoint is tried.", stacklevel=2)
         return None
 
     def _checked(
