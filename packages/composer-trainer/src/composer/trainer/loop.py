@@ -86,7 +86,7 @@ class FitLoop:
         parallel: The ranks of the run.
         step_every_batch: Step schedulers after every batch, otherwise after every epoch.
         interruption: Receives SIGTERM and SIGINT.
-        over_at: The `max_duration` at which this fit was over when its checkpoint was saved; None: it was not over.
+        length: The `max_duration` when the checkpoint of this fit was saved; None: as now.
         history: Receives the losses, for `Trainer.plot`.
     """
 
@@ -102,7 +102,7 @@ class FitLoop:
         parallel: SingleProcess,
         step_every_batch: bool,
         interruption: Interruption,
-        over_at: str | None,
+        length: str | None,
         history: RunHistory,
     ) -> None:
         self.state, self.engine, self.logger = state, engine, logger
@@ -113,7 +113,7 @@ class FitLoop:
         self._schedulers, self._evaluators = state.schedulers, state.evaluators  # lists that stay the same objects
         self._is_distributed = parallel.world_size > 1
         self._lap_start = time.perf_counter()
-        self._limit, self._over_at = state.max_duration, over_at  # the limit is the same on all ranks
+        self._limit, self._length = state.max_duration, length  # the limit is the same on all ranks
         self._stopped_elsewhere = False  # another rank has to stop training
         history.drop_recent(keep=0)  # those of an earlier `fit`
         self._history, self._recent, self._losses = history, history.recent, _LossMonitor(history.recent)
@@ -131,8 +131,8 @@ class FitLoop:
             self.logger.log_hyperparameters({f"enabled_algorithms/{type(algorithm).__name__}": True})
         run_event(Event.FIT_START)
         resumed = self.position.begin()
-        if self._over_at is not None and not state.is_over():  # the run was stopped, and killed before `fit` returned
-            state.max_duration = self._over_at
+        if self._length is not None:  # after FIT_START, where algorithms may scale the length
+            state.max_duration = self._length
             self._limit = state.max_duration
         if resumed:  # the checkpoint may be from just before the end of an iteration
             self._end_iteration_if_over(Event.BATCH_END if state.timestamp.batches_in_epoch else Event.EPOCH_END)

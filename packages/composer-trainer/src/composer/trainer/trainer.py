@@ -450,7 +450,7 @@ class Trainer(_RejectsRemovedArguments):
                 "num_optimizers": len(ensure_tuple(optimizers)),
                 "rank_zero_seed": self.state.rank_zero_seed,
             }
-        construction.bind_profiler(profiler, self.state, device_train_microbatch_size)
+        construction.bind_profiler(profiler, self.state, device_train_microbatch_size)  # its callbacks come last
         destinations, user_callbacks = construction.build_loggers(logs)
         self._checkpoint_saver, user_callbacks = construction.build_saver(save, defaults, user_callbacks)
         construction.check_uploaders(destinations, self._checkpoint_saver, autoresume)
@@ -459,7 +459,7 @@ class Trainer(_RejectsRemovedArguments):
             for destination in destinations:
                 if isinstance(destination, FileLogger):
                     destination.append = True  # to the log of the previous launch
-        if self._checkpoint_saver is not None:
+        if self._checkpoint_saver is not None:  # before INIT, where loggers start runs of their services
             self._checkpoint_saver.reserve(self.state, delivery_timeout)
         # The stream for messages to the user; None: show nothing.
         self._stream = open_stream(console_stream) if progress_bar or log_to_console else None
@@ -472,6 +472,7 @@ class Trainer(_RejectsRemovedArguments):
                     "`schedulers` must not be given if the function `optimizers` returns some, too. Leave one out."
                 )
             schedule = replace(schedule, schedulers=optimizer_factory.schedulers)
+        # After INIT, where algorithms may replace the model and its metrics, and scale the length of the run.
         settings = self._settings = RunSettings(self.state, self._model, self._parallel)
         settings.set_train_data(data)
         settings.set_evaluators(evaluation)
@@ -481,6 +482,7 @@ class Trainer(_RejectsRemovedArguments):
         self.engine.run_event(Event.BEFORE_LOAD)
         settings.set_scaler()  # after INIT, where an algorithm may wrap the optimizer in one that needs closures
         position = LoaderPosition(self.state, self._metrics, spin_dataloaders, self._evaluation.accesses)
+        # Before the checkpoint is loaded: it describes the arguments of this launch.
         self._progress = RunProgress(self.state, settings, position, self._evaluation, self._announce, branch_duration)
         self.state.resumption = self._progress
         self._load(load, algorithm_passes)
@@ -735,7 +737,7 @@ class Trainer(_RejectsRemovedArguments):
         if self._is_other_data(old_data, old_length, state.timestamp if begun is None else begun):
             position.replace_loader()
         settings.set_duration(duration, scale_schedule_ratio, begun)
-        complete = ended or self._progress.is_complete()
+        complete = ended or self._progress.restore_if_complete()
         # Also for a call that is skipped, because the next one keeps what it is not given.
         settings.replace_evaluation(evaluation)
         settings.set_schedulers(schedule)
@@ -801,7 +803,7 @@ class Trainer(_RejectsRemovedArguments):
             self._parallel,
             self._settings.step_every_batch,
             Interruption(self._checkpoint_saver, self._announce),
-            self._progress.over_at,
+            self._progress.length,
             self._history,
         )
 

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
 
 from composer import Trainer
-from composer.core import Callback, Event, State
+from composer.core import Algorithm, Callback, Event, State
 from composer.loggers import Logger
 from composer.optim import LinearScheduler
 from composer.testing import deep_compare
@@ -252,6 +252,25 @@ class Lengthens(Callback):
     def batch_end(self, state: State, logger: Logger) -> None:
         if state.timestamp.batch == 3:
             state.max_duration = self.end
+
+
+class Doubles(Algorithm):
+    """Doubles the length of the run when it is known, as `ScaleSchedule` does for a length that `fit` is given."""
+
+    def match(self, event: Event, state: State) -> bool:
+        return event is Event.FIT_START
+
+    def apply(self, event: Event, state: State, logger: Logger) -> None:
+        assert state.max_duration is not None
+        state.max_duration = state.max_duration * 2
+
+
+@pytest.mark.parametrize("batch", [2, 5])
+def test_a_length_that_an_algorithm_scales_is_scaled_once(tmp_path: Path, batch: int) -> None:
+    def program(launch: Launch) -> None:
+        launch.trainer(algorithms=Doubles()).fit(duration="4ba")
+
+    check_equal(program, tmp_path, ("batch_start", batch))
 
 
 @pytest.mark.parametrize(("planned", "actual", "batch"), [("5ba", "10ba", 7), ("12ba", "7ba", 5), ("12ba", "7ba", 6)])

@@ -80,8 +80,8 @@ class RunProgress:
         branch_duration: How long the run trains from the checkpoint that it branches off; None: it is not a branch.
 
     Attributes:
-        over_at: The `max_duration` at which the repeated call of `fit` was over when the checkpoint was saved. It is
-            shorter than requested if the run was stopped. None: the call was not over.
+        length: The `max_duration` of the resumed call of `fit` when its checkpoint was saved. It is not the requested
+            one if a callback changed it, or stopped the run. None: as requested.
     """
 
     def __init__(
@@ -106,19 +106,18 @@ class RunProgress:
         self._calls = 0
         self._limit: str | None = None  # `max_duration` of the current call of `fit`, before anything stopped the run
         self._ended: dict[str, Any] | None = None  # set while the last checkpoint of a call of `fit` is saved
-        self.over_at: str | None = None
+        self.length: str | None = None
 
     def state_dict(self) -> dict[str, Any]:
         """Return the progress; a collective operation with the same result on every rank."""
         state, previous = self.state, self.state.previous_timestamp
-        over_at = str(state.max_duration) if state.is_over() else None
-        ranks = dist.all_gather_object((self.loader.state_dict(), over_at))
+        length = None if state.max_duration is None else str(state.max_duration)
+        ranks = dist.all_gather_object((self.loader.state_dict(), length, state.is_over()))
         return {
-            "loader": [position for position, _ in ranks],
+            "loader": [position for position, _, _ in ranks],
             "limit": self._limit,
             # If one rank is stopped, the run ends on all of them.
-            "over_at": next((limit for _, limit in ranks if limit is not None), None),
-            "max_duration": None if state.max_duration is None else str(state.max_duration),
+            "max_duration": next((limit for _, limit, is_over in ranks if is_over), ranks[0][1]),
             "fits": [start.state_dict() for start in self._fits],
             "arguments": self._arguments,
             **self._values(),
@@ -356,7 +355,7 @@ class RunProgress:
         self._fits = [*self._fits, self.state.timestamp]
         return None, False
 
-    def is_complete(self) -> bool:
+    def restore_if_complete(self) -> bool:
         """Return True if the current call of `fit` had ended in the run that saved the checkpoint.
 
         The last checkpoint may be from before the end of the epoch. If the run is longer now, it continues there. The
@@ -364,14 +363,12 @@ class RunProgress:
         `fit`, when that length is set.
         """
         state, saved = self.state, self._loaded.progress
-        self._limit, self.over_at = str(state.max_duration), None
+        self._limit, self.length = str(state.max_duration), None
         if self._calls != len(self._loaded.fits) or self._limit != saved.get("limit"):
             return False
         end = saved.get("complete")
         if end is None:
-            self.over_at = saved.get("over_at")
-            if saved.get("max_duration") is not None:  # a callback may have changed it
-                state.max_duration = saved["max_duration"]
+            self.length = saved.get("max_duration")
             return False
         state.max_duration, state.timestamp = end["max_duration"], _timestamp(end["timestamp"])
         self.loader.load_state_dict(end["loader"], end["rng"])
