@@ -25,7 +25,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from composer.callbacks.checkpoint_saver import CheckpointSaver, savers_of
 from composer.core import State, Time, Timestamp, TimeUnit
-from composer.loggers import Logger
+from composer.loggers import Logger, LoggerDestination
 from composer.trainer.evaluation import Evaluation
 from composer.trainer.resume.loader import LoaderPosition
 from composer.trainer.settings import RunSettings, with_members
@@ -320,7 +320,8 @@ class RunProgress:
             yield
             return
         length, values = state.max_duration, dict(state.eval_metric_values)
-        states = [(each, copy.deepcopy(each.state_dict())) for each in state.callbacks]
+        callbacks = [each for each in state.callbacks if not isinstance(each, (LoggerDestination, CheckpointSaver))]
+        states = [(each, copy.deepcopy(each.state_dict())) for each in callbacks]
         yield
         state.eval_metric_values = values
         if length is not None:
