@@ -12,7 +12,7 @@ from torchmetrics import CatMetric, MeanSquaredError, SumMetric
 
 from composer.core import Algorithm, DataSpec, Event, State
 from composer.distributed import DDPSyncStrategy, ddp_sync_context, prepare_ddp_module
-from composer.distributed.ddp import reduce_gradients, run_coalesced
+from composer.distributed.ddp import exchange, reduce_gradients
 from composer.models import ComposerModel
 from composer.testing import deep_compare, run_on_ranks
 from composer.trainer import Trainer
@@ -235,7 +235,7 @@ def gradients_by_strategy() -> dict[str, Any]:
     images = torch.arange(24.0).reshape(1, 2, 3, 4) + dist.get_global_rank()
     if dist.get_global_rank() == 1:
         images = images.to(memory_format=torch.channels_last)
-    run_coalesced([images], lambda tensor: torch.distributed.broadcast(tensor, 0, async_op=True))
+    exchange([images], lambda tensor: torch.distributed.broadcast(tensor, 0, async_op=True))
     results["formats"] = torch.equal(torch.arange(24.0).reshape(1, 2, 3, 4), images)
     return results
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed
 
-from composer.distributed.ddp import run_coalesced
+from composer.distributed.ddp import exchange
 from composer.utils import dist, reproducibility
 
 __all__ = ["init_fn_of", "materialize", "own_modules", "place_model", "uninitialized"]
@@ -56,7 +56,7 @@ def materialize(
             _initialize(module, init_fn)
     # Parameters may be tied.
     tensors = {id(tensor): tensor.detach() for module in modules for tensor in _tensors(module)}
-    run_coalesced(tensors.values(), lambda tensor: torch.distributed.broadcast(tensor, 0, async_op=True))
+    exchange(tensors.values(), lambda tensor: torch.distributed.broadcast(tensor, 0, async_op=True))
 
 
 def place_model(model: torch.nn.Module, device: torch.device, seed: int, host_group: Any = None) -> None:

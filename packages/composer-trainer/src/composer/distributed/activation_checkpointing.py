@@ -13,10 +13,10 @@ from torch.utils.checkpoint import checkpoint
 
 from composer.distributed._units import Unit
 
-__all__ = ["apply_activation_checkpointing", "checkpoint_module"]
+__all__ = ["apply_ac", "lighten_activations"]
 
 
-def apply_activation_checkpointing(
+def lighten_activations(
     model: torch.nn.Module, units: Sequence[Unit], recompute: bool = True, offload: bool = False
 ) -> list[str]:
     """Reduce the device memory that modules use for activations.
@@ -52,11 +52,11 @@ def apply_activation_checkpointing(
             "`_activation_checkpointing = True` on the modules."
         )
     for name in chosen:
-        checkpoint_module(model.get_submodule(name), recompute, offload)
+        apply_ac(model.get_submodule(name), recompute, offload)
     return chosen
 
 
-def checkpoint_module(module: torch.nn.Module, recompute: bool = True, offload: bool = False) -> None:
+def apply_ac(module: torch.nn.Module, recompute: bool = True, offload: bool = False) -> None:
     """Reduce the device memory that a module uses for activations. Its parameter names and class stay the same.
 
     Args:

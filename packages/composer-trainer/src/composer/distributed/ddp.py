@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 __all__ = [
     "DDPSyncStrategy",
     "ddp_sync_context",
-    "ddp_sync_context_or_none",
+    "exchange",
+    "exchange_context",
     "prepare_ddp_module",
     "reduce_gradients",
-    "run_coalesced",
 ]
 
 
@@ -84,10 +84,10 @@ def ddp_sync_context(
             f"`state.model` must be wrapped in `DistributedDataParallel`, got {type(state.model).__name__}. Use "
             f"`state.model = prepare_ddp_module(state.model, find_unused_parameters=False)`."
         )
-    return ddp_sync_context_or_none(state.model, is_final_microbatch, DDPSyncStrategy(sync_strategy)) or nullcontext()
+    return exchange_context(state.model, is_final_microbatch, DDPSyncStrategy(sync_strategy)) or nullcontext()
 
 
-def ddp_sync_context_or_none(
+def exchange_context(
     model: DistributedDataParallel, last: bool, strategy: DDPSyncStrategy, host_group: ProcessGroup | None = None
 ) -> AbstractContextManager[None] | None:
     """Return the context of `ddp_sync_context`, or None if the wrapper's default is right.
@@ -112,7 +112,7 @@ def _forced(model: DistributedDataParallel, host_group: ProcessGroup | None) -> 
     reduce_gradients(model.parameters(), host_group)
 
 
-def run_coalesced(tensors: Iterable[torch.Tensor], start: Callable[[torch.Tensor], Any]) -> None:
+def exchange(tensors: Iterable[torch.Tensor], start: Callable[[torch.Tensor], Any]) -> None:
     """Run a collective operation on many tensors at once, in place.
 
     Args:
@@ -153,5 +153,5 @@ def reduce_gradients(parameters: Iterable[torch.nn.Parameter], host_group: Proce
             gradients.append(parameter.grad)
     if not gradients:
         return
-    run_coalesced(gradients, lambda tensor: torch.distributed.all_reduce(tensor, async_op=True))
+    exchange(gradients, lambda tensor: torch.distributed.all_reduce(tensor, async_op=True))
     torch._foreach_div_(gradients, dist.get_world_size())

@@ -14,7 +14,7 @@ from composer.distributed.ddp import ddp_sync_context as ddp_sync_context
 from composer.distributed.ddp import prepare_ddp_module as prepare_ddp_module
 from composer.distributed.fsdp2 import check_can_shard, shard_model
 from composer.distributed.mesh import SHARD, TENSOR, make_mesh
-from composer.distributed.tensor_parallel import apply_tensor_parallel
+from composer.distributed.tensor_parallel import divide_layers
 from composer.utils import dist, ensure_tuple, get_device
 from composer.utils.parallelism import FSDP2Config, ParallelismConfig, TPConfig
 
@@ -115,7 +115,7 @@ def prepare_tp_module(model: torch.nn.Module, optimizers: Optimizers, tp_config:
         if config.tensor_parallel_degree == 1:
             return
         mesh = make_mesh(FSDP2Config(), config.tensor_parallel_degree, device.torch_type)[TENSOR]
-    apply_tensor_parallel(model, ensure_tuple(optimizers), config.layer_plan or {}, mesh)
+    divide_layers(model, ensure_tuple(optimizers), config.layer_plan or {}, mesh)
 
 
 def _device(device: Device | str | None, what: str) -> Device:

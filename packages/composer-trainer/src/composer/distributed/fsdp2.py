@@ -15,7 +15,7 @@ from composer.core import Precision
 from composer.distributed._materialize import init_fn_of, materialize, own_modules, uninitialized
 from composer.distributed._optimizers import OptimizerParameters
 from composer.distributed._units import plan_units
-from composer.distributed.activation_checkpointing import apply_activation_checkpointing
+from composer.distributed.activation_checkpointing import lighten_activations
 from composer.utils import STR_TO_DTYPE, dist, reproducibility
 from composer.utils.parallelism import FSDP2Config
 
@@ -67,7 +67,7 @@ def shard_model(
     optimized = OptimizerParameters(model, optimizers)
     device = device_of(mesh)
     if config.activation_checkpointing or config.activation_cpu_offload:
-        apply_activation_checkpointing(model, units, config.activation_checkpointing, config.activation_cpu_offload)
+        lighten_activations(model, units, config.activation_checkpointing, config.activation_cpu_offload)
     arguments: dict[str, Any] = {
         "mesh": mesh,
         "mp_policy": _policy(config.mixed_precision, precision),

@@ -11,10 +11,10 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from composer.distributed._optimizers import OptimizerParameters
 
-__all__ = ["apply_tensor_parallel"]
+__all__ = ["divide_layers"]
 
 
-def apply_tensor_parallel(
+def divide_layers(
     model: torch.nn.Module,
     optimizers: Iterable[torch.optim.Optimizer],
     layer_plan: Mapping[str, Any],

@@ -26,10 +26,10 @@ from composer.devices import Device
 from composer.distributed._lost_ranks import LostRankDetector
 from composer.distributed.ddp import (
     DDPSyncStrategy,
-    ddp_sync_context_or_none,
+    exchange,
+    exchange_context,
     prepare_ddp_module,
     reduce_gradients,
-    run_coalesced,
 )
 from composer.utils import dist
 
@@ -214,7 +214,7 @@ class DataParallel(SingleProcess):
         with self.report_lost_ranks():
             check_same_structure(model, self._rank, self._host)
             tensors = (t.detach() for t in (*model.parameters(), *model.buffers()) if not t.is_meta)
-            run_coalesced(tensors, lambda tensor: torch.distributed.broadcast(tensor, 0, async_op=True))
+            exchange(tensors, lambda tensor: torch.distributed.broadcast(tensor, 0, async_op=True))
 
     def broadcast_buffers(self, model: torch.nn.Module) -> None:
         groups: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
@@ -255,7 +255,7 @@ class DataParallel(SingleProcess):
         assert strategy is not None, "`wrap` sets the strategy"
         if strategy is DDPSyncStrategy.MULTI_AUTO_SYNC and not self._equal_microbatches:
             strategy = DDPSyncStrategy.SINGLE_AUTO_SYNC  # the rank with more microbatches would wait forever
-        return ddp_sync_context_or_none(self._model, last_microbatch, strategy, self._host)
+        return exchange_context(self._model, last_microbatch, strategy, self._host)
 
     def sum_counts(
         self, samples: float, tokens: int, interrupted: bool = False, lap: float = 0.0

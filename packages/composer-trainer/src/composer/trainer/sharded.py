@@ -16,7 +16,7 @@ from composer.distributed._materialize import place_model
 from composer.distributed.ddp import DDPSyncStrategy
 from composer.distributed.fsdp2 import check_can_shard, device_of, is_unit, shard_model
 from composer.distributed.mesh import REPLICATE, SHARD, TENSOR, make_mesh
-from composer.distributed.tensor_parallel import apply_tensor_parallel
+from composer.distributed.tensor_parallel import divide_layers
 from composer.trainer.ranks import DataParallel, check_same_structure, flatten_metrics
 from composer.utils import dist
 from composer.utils.parallelism import FSDP2Config, ParallelismConfig, TPConfig
@@ -104,7 +104,7 @@ class ShardedParallel(DataParallel):
             if self._tp is not None:
                 place_model(model, device_of(self._mesh), seed, self._host)
                 mesh = self._mesh[TENSOR] if self._tp.device_mesh is None else self._tp.device_mesh
-                apply_tensor_parallel(model, state.optimizers, self._tp.layer_plan or {}, mesh)
+                divide_layers(model, state.optimizers, self._tp.layer_plan or {}, mesh)
             ready = self._tp is not None
             shard_model(
                 model, state.optimizers, self._fsdp, self._data_mesh, state.precision, seed, self._host, ready=ready
