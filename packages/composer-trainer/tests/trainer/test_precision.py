@@ -147,3 +147,12 @@ def test_compiled_models_train_like_eager_ones(make_trainer: MakeTrainer, alread
     assert trainer.state.model is compiled
     assert compiled._compiled_call_impl is not None
     deep_compare(dict(eager.named_parameters()), dict(compiled.named_parameters()), atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_an_overflow_is_found_in_flags_of_any_shape(shape: tuple[int, ...]) -> None:
+    scaler = ClosureGradScaler("cpu")
+    scaler.scale(torch.ones(1))
+
+    assert scaler._overflowed([torch.zeros(shape), torch.ones(shape)])
+    assert not scaler._overflowed([torch.zeros(shape), torch.zeros(shape)])
