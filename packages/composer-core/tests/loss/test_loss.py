@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Iterator
@@ -13,7 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from composer.loss import DiceLoss, binary_cross_entropy_with_logits, loss_registry, soft_cross_entropy
-from composer.loss.utils import _one_hot, check_for_index_targets, ensure_targets_one_hot, infer_target_type
+from composer.loss.utils import (
+    _one_hot,
+    check_for_index_targets,
+    ensure_targets_one_hot,
+    ignored_label,
+    infer_target_type,
+)
+from composer.models import ModuleWithLoss
 
 INDEX_DTYPES = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
 REDUCTIONS = ["none", "mean", "sum"]
@@ -29,6 +37,25 @@ def no_host_reads() -> Iterator[None]:
     torch.cuda.set_sync_debug_mode("error")
     yield
     torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize(
+    ("loss", "label"),
+    [
+        (F.cross_entropy, -100),
+        (soft_cross_entropy, -100),
+        (functools.partial(F.cross_entropy, ignore_index=255), 255),
+        (functools.partial(F.cross_entropy, reduction="sum"), -100),
+        (torch.nn.CrossEntropyLoss(ignore_index=255), 255),
+        (torch.nn.NLLLoss(), -100),
+        (ModuleWithLoss(torch.nn.Linear(2, 3), torch.nn.CrossEntropyLoss(ignore_index=-1)), -1),
+        (F.mse_loss, None),
+        (torch.nn.MSELoss(), None),
+        (lambda outputs, targets: F.cross_entropy(outputs, targets), None),
+    ],
+)
+def test_the_ignored_label_is_found_where_a_loss_says_it(loss: object, label: int | None) -> None:
+    assert label == ignored_label(loss)
 
 
 class TestTargetKinds:

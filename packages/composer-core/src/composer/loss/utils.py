@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import warnings
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
-__all__ = ["check_for_index_targets", "ensure_targets_one_hot", "infer_target_type"]
+__all__ = ["check_for_index_targets", "ensure_targets_one_hot", "ignored_label", "infer_target_type"]
 
 _INDEX_DTYPES = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 
@@ -74,6 +76,41 @@ def check_for_index_targets(targets: torch.Tensor) -> bool:
         targets: Targets of any shape.
     """
     return targets.dtype in _INDEX_DTYPES
+
+
+def ignored_label(loss: Any) -> int | None:
+    """Return the class index that a loss leaves out of its mean, or None if the loss does not say.
+
+    The first of these that exists: an attribute `ignore_index`; the argument of that name that `functools.partial` has
+    bound, or its default in the signature of a function; the same of the loss of a model (`loss_fn`), or of the module
+    inside a wrapper.
+
+    Args:
+        loss: A loss, such as `torch.nn.CrossEntropyLoss()` or `torch.nn.functional.cross_entropy`, or a model.
+
+    Example:
+        >>> (
+        ...     ignored_label(torch.nn.CrossEntropyLoss(ignore_index=255)),
+        ...     ignored_label(torch.nn.functional.cross_entropy),
+        ... )
+        (255, -100)
+    """
+    index = getattr(loss, "ignore_index", None)
+    if isinstance(loss, functools.partial):
+        index = loss.keywords.get("ignore_index")
+        if index is None:
+            return ignored_label(loss.func)
+    if isinstance(index, int):
+        return index
+    for name in ("loss_fn", "_loss_fn", "module"):
+        inner = getattr(loss, name, None)
+        if callable(inner):
+            return ignored_label(inner)
+    try:
+        parameter = inspect.signature(loss).parameters.get("ignore_index")
+    except (TypeError, ValueError):  # not callable, or a C function without a signature
+        return None
+    return parameter.default if parameter is not None and isinstance(parameter.default, int) else None
 
 
 def _one_hot(
