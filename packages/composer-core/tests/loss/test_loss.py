@@ -51,7 +51,7 @@ def no_host_reads() -> Iterator[None]:
         (ModuleWithLoss(torch.nn.Linear(2, 3), torch.nn.CrossEntropyLoss(ignore_index=-1)), -1),
         (F.mse_loss, None),
         (torch.nn.MSELoss(), None),
-        (lambda outputs, targets: F.cross_entropy(outputs, targets), None),
+        (lambda outputs, targets: F.cross_entropy(outputs, targets.long()), None),
     ],
 )
 def test_the_ignored_label_is_found_where_a_loss_says_it(loss: object, label: int | None) -> None:
