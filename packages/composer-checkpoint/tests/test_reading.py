@@ -21,7 +21,7 @@ from composer.checkpoint import (
     save_checkpoint,
 )
 from composer.checkpoint.shards import fetch_run, identify_run, read_index
-from composer.core import State
+from composer.core import State, Timestamp
 from composer.testing import SimpleModel, deep_compare
 from composer.utils.reproducibility import get_rng_state
 
@@ -133,7 +133,7 @@ def test_a_run_that_is_only_an_index_is_loaded(scheme: str, tmp_path: Path) -> N
     deep_compare(rng, get_rng_state())
     deep_compare(resumed.state_dict(), state.state_dict())
     assert read_checkpoint(tmp_path / "ep0-ba1", ["run_name"])["state"] == {"run_name": "run"}
-    assert identify_run(tmp_path / "ep0-ba1") == ("run", 1)
+    assert identify_run(tmp_path / "ep0-ba1") == ("run", Timestamp(batch=1))
 
 
 @one_process

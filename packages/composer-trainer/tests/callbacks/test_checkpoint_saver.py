@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import datetime
+import decimal
 import enum
+import fractions
 import logging
 import os
 import re
+import uuid
 from collections import deque
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,7 +25,9 @@ from composer.checkpoint import (
     UnsafeCheckpointError,
     safe_torch_load,
 )
+from composer.checkpoint.file import write_file
 from composer.checkpoint.safe_load import unloadable
+from composer.checkpoint.saver import CheckpointWriter
 from composer.core import Callback, Event, State
 from composer.loggers import Logger
 from composer.optim import LinearScheduler
@@ -38,14 +44,28 @@ MakeTrainer = Any  # the fixture's class, in conftest.py
     ],
 )
 def test_a_run_saves_as_often_as_asked(
-    make_trainer: MakeTrainer, tmp_path: Path, interval: str, duration: str, saves: int
+    make_trainer: MakeTrainer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    interval: str,
+    duration: str,
+    saves: int,
 ) -> None:
+    written: list[str] = []
+    write = CheckpointWriter.write
+
+    def count(self: CheckpointWriter, content: Any, path: str, then: Any) -> None:
+        written.append(path)
+        write(self, content, path, then)
+
+    monkeypatch.setattr(CheckpointWriter, "write", count)
     trainer = make_trainer(
         train_dataloader=make_trainer.loader(10, 2), max_duration=duration, save_folder=tmp_path, save_interval=interval
     )
     trainer.fit()
 
-    assert len(trainer.saved_checkpoints) == saves
+    assert trainer.saved_checkpoints == written
+    assert len(written) == saves
     assert len(names(tmp_path)) == saves + 1  # the link
     assert os.path.realpath(tmp_path / "latest-rank0.pt") == os.path.realpath(trainer.saved_checkpoints[-1])
 
@@ -196,17 +216,31 @@ def test_files_of_another_run_stop_a_new_one(make_trainer: MakeTrainer, tmp_path
     make_trainer(save_folder=tmp_path, save_overwrite=True).fit()
 
 
-def test_a_state_that_will_not_load_is_told_when_it_is_saved(make_trainer: MakeTrainer, tmp_path: Path) -> None:
-    class Odd(Callback):
-        def state_dict(self) -> dict[str, Any]:
-            return {"path": [Path("x")]}
-
-    with pytest.warns(UserWarning, match=r"At 'state/callbacks/.*Odd/path/0'.* a `pathlib.*Path`"):
-        make_trainer(save_folder=tmp_path, callbacks=Odd()).fit()
-
-
 class Color(enum.Enum):
     RED = 1
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (Color.RED, "`.*Color`. Loading it could run code"),
+        (lambda: 1, "`builtins.function` that cannot be loaded again: it cannot be pickled"),
+    ],
+)
+def test_a_state_that_will_not_load_is_refused_at_the_first_save(
+    make_trainer: MakeTrainer, tmp_path: Path, value: Any, reason: str
+) -> None:
+    class Odd(Callback):
+        def state_dict(self) -> dict[str, Any]:
+            return {"value": [value]}
+
+    trainer = make_trainer(save_folder=tmp_path, callbacks=Odd(), save_interval="2ba")
+    with pytest.raises(TypeError, match=f"at 'state/callbacks/.*Odd/value/0', got a {reason}"):
+        trainer.fit()
+    assert trainer.state.timestamp.batch == 2
+    assert not any(tmp_path.glob("*.pt"))
+    with pytest.raises(TypeError, match="Odd/value/0"):
+        trainer.save_checkpoint(str(tmp_path / "a.pt"))
 
 
 def holds_itself() -> dict[str, Any]:
@@ -226,11 +260,16 @@ LOADABLE = {
     "jagged": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
     "view": lambda: torch.arange(12).view(3, 4).t(),
     "shared": lambda: [[1, 2]] * 50,
+    "deque": lambda: deque([1, [2]], maxlen=3),
+    "date": lambda: datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC),
+    "path": lambda: Path("a/b"),
+    "decimal": lambda: decimal.Decimal("1.50"),
+    "fraction": lambda: fractions.Fraction(1, 3),
+    "uuid": lambda: uuid.UUID(int=5),
 }
 UNLOADABLE = {
     "fields": (lambda: np.zeros(2, dtype=[("a", "i4")]), "a NumPy type with parts", []),
     "objects": (lambda: np.array([1, "a"], dtype=object), "the NumPy type 'O8'", []),
-    "deque": (lambda: deque([1]), "it holds `collections.deque`", [deque]),
     "strided nested": (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "a nested tensor", []),
     "itself": (holds_itself, "one that holds itself", []),
     "large from one": (lambda: torch.ones(1).expand(10**9), r"shape \(1000000000,\) over 4 bytes", []),
@@ -239,7 +278,7 @@ UNLOADABLE = {
 ALLOWED_ONLY = {
     "enum": (Color.RED, [Color]),
     "key": ({Color.RED: 1}, [Color]),
-    "date": (datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC), [datetime.datetime, datetime.timezone]),
+    "namespace": (SimpleNamespace(a=1), [SimpleNamespace]),
     "range": (range(3), [range]),
 }
 
@@ -251,8 +290,11 @@ def test_what_loads_is_saved_without_a_word(tmp_path: Path, name: str) -> None:
     content = {"callbacks": {"Mine": value}}
 
     assert list(unloadable(content)) == []
-    torch.save(content, tmp_path / "a.pt")
-    assert type(safe_torch_load(tmp_path / "a.pt")["callbacks"]["Mine"]) is type(value)
+    write_file(content, tmp_path / "a.pt")
+    loaded = safe_torch_load(tmp_path / "a.pt")["callbacks"]["Mine"]
+    assert type(loaded) is type(value)
+    if not isinstance(value, torch.Tensor):
+        assert repr(value) == repr(loaded)
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
@@ -289,7 +331,7 @@ def test_what_loads_once_it_is_allowed_names_all_types(tmp_path: Path, name: str
 
 def test_one_value_out_of_many_is_found_quickly() -> None:
     shared = list(range(1_000))
-    content = {"many": {f"layer{i}": shared for i in range(1_000)}, "odd": [shared, Path("x")]}
+    content = {"many": {f"layer{i}": shared for i in range(1_000)}, "odd": [shared, Color.RED]}
 
     assert [where for where, _ in unloadable(content)] == ["odd/1"]
 

@@ -381,7 +381,8 @@ def test_the_best_are_kept_when_a_run_goes_on(tmp_path: Path) -> None:
     best = BestCheckpoints(1, "eval/loss", "min")
     (tmp_path / "ep1-ba2").mkdir()
 
-    best.load_state_dict({"monitor": "eval/loss", "values": {str(tmp_path / "ep1-ba2"): 0.5, "gone": 0.1}})
+    values = {"/moved/from/ep1-ba2": 0.5, "/moved/from/ep0-ba1": 0.1}
+    best.restore({"monitor": "eval/loss", "values": values}, {"ep1-ba2": str(tmp_path / "ep1-ba2")})
 
     assert best.paths == [str(tmp_path / "ep1-ba2")]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 import urllib.error
 import urllib.request
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from composer.checkpoint.durable import replacing
+from composer.checkpoint.durable import LINK_SUFFIX, replacing
 from composer.checkpoint.names import MLFLOW_DBFS_PATH_PREFIX
 from composer.checkpoint.ranks import on_first_rank
 from composer.checkpoint.storage import Storage, check_size, retrying, showing_progress, storage_of, without_password
@@ -21,7 +22,6 @@ from composer.utils import is_uri, parse_uri, renamed_arguments
 
 __all__ = ["download_monolithic_checkpoint", "extract_path_from_symlink", "get_file", "linked_uris"]
 
-_LINK = ".symlink"
 _MOST_LINKS = 10
 _TIMEOUT_SECONDS = 60.0
 
@@ -77,7 +77,7 @@ def extract_path_from_symlink(source_path: str | os.PathLike[str], object_store:
 
 def linked_uris(uri: str) -> list[str]:
     """List where the target of a link may be; empty if there is no such link."""
-    link = uri if uri.endswith(_LINK) else uri + _LINK
+    link = uri if uri.endswith(LINK_SUFFIX) else uri + LINK_SUFFIX
     try:
         named = _Source(None).read_link(link)
     except FileNotFoundError:
@@ -119,16 +119,16 @@ class _Source:
 
 
 def _get(path: str, target: Path, source: _Source, progress: bool, links: int) -> None:
-    if not path.endswith(_LINK):
+    if not path.endswith(LINK_SUFFIX):
         try:
             source.fetch(path, target, progress)
             return
         except FileNotFoundError as error:
             try:
-                named = source.read_link(path + _LINK)
+                named = source.read_link(path + LINK_SUFFIX)
             except FileNotFoundError:
                 raise error from None
-        path += _LINK
+        path += LINK_SUFFIX
     else:
         named = source.read_link(path)
     shown = without_password(path)
@@ -169,7 +169,10 @@ def _link(path: str, target: Path) -> None:
     source = os.path.realpath(path)
     if source != os.path.realpath(target):
         with replacing(target) as temporary:
-            os.symlink(source, temporary)
+            try:
+                os.symlink(source, temporary)
+            except OSError:  # a file system without symbolic links
+                shutil.copyfile(source, temporary)
 
 
 def _fetch_from(store: Any, name: str, target: Path, progress: bool) -> None:

@@ -8,13 +8,17 @@ import re
 import secrets
 import shutil
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 __all__ = [
+    "LINK_SUFFIX",
     "UNDELIVERED",
     "atomic_write",
+    "follow_link",
+    "link_or_copy",
     "make_scratch_folder",
     "remove_leftovers",
     "replace_link",
@@ -25,11 +29,15 @@ __all__ = [
     "temporary_path",
 ]
 
+LINK_SUFFIX = ".symlink"
+"""The suffix of a text file that acts as a symbolic link."""
 UNDELIVERED = "UNDELIVERED"
 """The name of a file that marks a scratch folder with data that exists nowhere else: it stays if its process dies."""
 
 _TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{8}\.saving")
 _SCRATCH = "composer-scratch-"
+# What systems answer to a link on FAT, SMB, FUSE and the like; Windows answers EINVAL without the privilege.
+_NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL)
 _WRITE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 
 
@@ -130,14 +138,53 @@ def sync_folder(folder: Path) -> None:
 def replace_link(link: Path, target: Path) -> None:
     """Make or replace a relative symbolic link in one step, so that it always points to a complete file.
 
+    On a file system without symbolic links, a text file `<link>.symlink` with the relative path of the target takes its
+    place, as on remote stores; see `follow_link`. A warning says so.
+
     Args:
         link: The link.
         target: The target of the link, in any folder.
     """
     link.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(link) as temporary:
-        os.symlink(os.path.relpath(target, link.parent), temporary)
+    relative, text = os.path.relpath(target, link.parent), link.with_name(f"{link.name}{LINK_SUFFIX}")
+    try:
+        with replacing(link) as temporary:
+            os.symlink(relative, temporary)
+        text.unlink(missing_ok=True)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        with replacing(text) as temporary:
+            temporary.write_text(relative, encoding="utf-8")
+        warnings.warn(
+            f"{str(link.parent)!r} is on a file system without symbolic links, so the text file {text.name!r} names "
+            f"the checkpoint. `load_path={str(link)!r}` and `autoresume` follow it; other programs do not.",
+            stacklevel=2,
+        )
     sync_folder(link.parent)
+
+
+def follow_link(path: Path) -> Path:
+    """Return the path that the text file `<path>.symlink` names, if there is only that; otherwise `path`."""
+    text = path.with_name(f"{path.name}{LINK_SUFFIX}")
+    if os.path.lexists(path) or not text.is_file():
+        return path
+    return path.parent / text.read_text(encoding="utf-8").strip()
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """Make a hard link to a file, or a copy on a file system without hard links.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        FileExistsError: There is a `target` already.
+    """
+    try:
+        os.link(source, target)
+    except (FileNotFoundError, FileExistsError):
+        raise
+    except OSError:
+        shutil.copyfile(source, target)
 
 
 def remove_leftovers(folder: Path, is_left_over: Callable[[str], bool] = lambda name: True) -> list[str]:

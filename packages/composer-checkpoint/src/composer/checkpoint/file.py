@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from io import FileIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import IO, Any
 
 import torch
@@ -20,7 +21,7 @@ from composer.checkpoint._pickle_checks import UnsafeCheckpointError, read_plain
 from composer.checkpoint.checksum import CorruptCheckpointError, append_checksum, read_saved_name, verify, write_all
 from composer.checkpoint.durable import atomic_write, scratch_folder, sync_file, temporary_path
 from composer.checkpoint.names import check_file_name
-from composer.checkpoint.safe_load import safe_torch_load
+from composer.checkpoint.safe_load import PlainPickler, safe_torch_load
 from composer.utils import get_compressor, is_compressed_pt, is_tar
 
 __all__ = ["STATES", "check_file", "read_file", "read_outline", "write_file"]
@@ -28,6 +29,7 @@ __all__ = ["STATES", "check_file", "read_file", "read_outline", "write_file"]
 STATES = "composer_states.pt"
 """The file with the states in a checkpoint that is an archive or a folder of shards."""
 _BLOCK = 1 << 20
+_PLAIN = SimpleNamespace(__name__="pickle", Pickler=PlainPickler)
 _UNPACKED = 1 << 30, 1100  # bytes: this many, or this many times the archive; gzip reaches 1032 times
 _TAR_MODES = {"tar": "w", "tgz": "w:gz", "gz": "w:gz", "bz2": "w:bz2", "lzma": "w:xz"}
 
@@ -148,7 +150,7 @@ def _save(content: dict[str, Any], path: Path, name: str, on_pickled: Callable[[
     """Save with torch, and append the checksum."""
     has_crc = bool(torch.serialization.get_crc32_options())  # torch may be told to compute none
     with open(path, "wb", buffering=0) as file:
-        torch.save(content, _NotifyingFile(file, on_pickled))  # type: ignore[arg-type]
+        torch.save(content, _NotifyingFile(file, on_pickled), pickle_module=_PLAIN)  # type: ignore[arg-type]
     append_checksum(path, name, has_crc)
 
 

@@ -31,7 +31,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from composer.checkpoint.durable import temporary_path
+from composer.checkpoint.durable import link_or_copy, temporary_path
 from composer.checkpoint.storage import Storage, without_password
 from composer.core import ComposerError
 
@@ -360,7 +360,7 @@ class _LocalLeaseFile:
         try:
             if _parsed(grabbed.read_bytes()).get("token", "") != record.token:
                 with suppress(FileExistsError):  # it belongs to the faster launch: put it back
-                    os.link(grabbed, self.path)
+                    link_or_copy(grabbed, self.path)
                 return False
         finally:
             grabbed.unlink(missing_ok=True)

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from composer.checkpoint.checksum import CorruptCheckpointError
 from composer.checkpoint.download import get_file
+from composer.checkpoint.durable import follow_link
 from composer.checkpoint.file import read_file, write_file
 from composer.checkpoint.names import check_nonempty_path, check_path, get_save_filename, was_swapped
 from composer.checkpoint.ranks import on_each_node
+from composer.checkpoint.safe_load import check_loadable
 from composer.checkpoint.selection import (
     LEFT_OUT,
     IgnoreKeys,
@@ -79,7 +81,7 @@ def save_checkpoint(
 
     Raises:
         OSError: It cannot be written; earlier files are unchanged.
-        TypeError: `state` is not a `State`, or `filename` is not a path.
+        TypeError: `state` is not a `State`, `filename` is not a path, or a value could not be loaded again.
         ValueError: `filename` has an unknown field, or is a folder.
     """
     _check_state(state)
@@ -88,6 +90,7 @@ def save_checkpoint(
     content = collect(state, weights_only=weights_only, ignore_keys=ignore_keys)
     if dist.get_global_rank() != 0:
         return None
+    check_loadable(content)
     write_file(content, path)
     return path
 
@@ -262,7 +265,7 @@ def download_checkpoint(
 def _local(name: str, object_store: Any = None, progress_bar: bool = False) -> Iterator[Path]:
     """Yield the local path of a checkpoint; the first process of each node downloads it for the others."""
     if object_store is None and not is_uri(name):
-        yield Path(name)
+        yield follow_link(Path(name))
         return
     file_name = Path(name).name
     with on_each_node(lambda folder: fetch(name, folder / file_name, object_store, progress_bar)) as folder:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import collections
 import datetime
+import decimal
+import fractions
 import io
 import os
+import pathlib
 import pickle
 import re
 import sys
+import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,7 +34,14 @@ from composer.checkpoint._pickle_checks import (
 from composer.checkpoint.checksum import CheckedFile, CorruptCheckpointError, open_checked, parts_of_archive
 from composer.checkpoint.names import check_nonempty_path
 
-__all__ = ["UnsafeCheckpointError", "load_pickle", "load_plain", "safe_torch_load", "unloadable"]
+__all__ = [
+    "UnsafeCheckpointError",
+    "check_loadable",
+    "load_pickle",
+    "load_plain",
+    "safe_torch_load",
+    "unloadable",
+]
 
 _NAMES = re.compile(r"(?:GLOBAL|class|type) [`'\"]?([A-Za-z_][\w.]*\.\w+)")
 
@@ -41,8 +53,9 @@ def safe_torch_load(
 ) -> Any:
     """Check a file and load it with torch, running no code from it.
 
-    Besides what `torch.load(weights_only=True)` allows, time spans, frozen sets and NumPy arrays of numbers, dates and
-    text are loaded; more types after `torch.serialization.add_safe_globals([...])`.
+    Besides what `torch.load(weights_only=True)` allows, frozen sets, deques, dates and times, paths, decimals,
+    fractions, UUIDs, and NumPy arrays of numbers, dates and text are loaded; more types after
+    `torch.serialization.add_safe_globals([...])`.
 
     Args:
         path: A file that `torch.save` wrote.
@@ -122,6 +135,20 @@ def load_plain(stream: Any, what: str) -> Any:
             raise CorruptCheckpointError(what, f"it cannot be read ({error})") from error
 
 
+def check_loadable(content: Any) -> None:
+    """Check that a checkpoint can be loaded again.
+
+    Raises:
+        TypeError: It cannot; the message has the paths of the first ten values, and the reasons.
+    """
+    problems = [f"at {where!r}, got {what}" for where, what in islice(unloadable(content), 10)]
+    if problems:
+        raise TypeError(
+            f"A checkpoint must hold values that can be loaded again; {'; '.join(problems)}. Return plain values "
+            f"(numbers, strings, tensors, lists, dicts) from `state_dict`, or leave these out with `save_ignore_keys`."
+        )
+
+
 def unloadable(content: Any) -> Iterator[tuple[str, str]]:
     """Yield the path of each value that would be refused when it is loaded again, and the reason.
 
@@ -160,15 +187,12 @@ def _unloadable(content: Any, path: str, seen: set[int]) -> Iterator[tuple[str, 
 
 
 def _refused(content: Any, allowing: Iterable[str] = ()) -> tuple[str | None, list[str]]:
-    """Return why a value could not be loaded, and which types would have to be allowed.
-
-    The first is None if it could, or if it cannot be saved at all, which fails when it is saved.
-    """
+    """Return why a value could not be loaded, or None if it could; and which types would have to be allowed."""
     stream = io.BytesIO()
     try:
         torch.save(content, stream, pickle_module=pickle if isinstance(content, torch.Tensor) else _WITHOUT_DATA)
-    except Exception:  # noqa: BLE001
-        return None, []
+    except Exception as error:  # noqa: BLE001 - pickling runs the methods of any class
+        return f"it cannot be pickled ({error})", []
     with torch.serialization.safe_globals([kind for name in allowing if (kind := _known(name)) is not None]):
         try:
             load_plain(stream, "it")
@@ -179,12 +203,19 @@ def _refused(content: Any, allowing: Iterable[str] = ()) -> tuple[str | None, li
     return None, []
 
 
-class _Pickler(pickle.Pickler):
+class PlainPickler(pickle.Pickler):
+    """Pickler that writes a deque as a call, because the safe loading of torch does not fill one."""
+
+    def reducer_override(self, value: Any) -> Any:
+        return (deque, (list(value), value.maxlen)) if type(value) is deque else NotImplemented
+
+
+class _Pickler(PlainPickler):
     """Pickler that writes an empty tuple in place of tensors of the common kinds."""
 
     def reducer_override(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
-            return NotImplemented
+            return super().reducer_override(value)
         if value.layout is torch.strided and not value.is_meta and type(value) in _KINDS:
             common = not value.is_nested and not value.is_quantized and value.nbytes <= value.untyped_storage().nbytes()
         else:
@@ -195,6 +226,11 @@ class _Pickler(pickle.Pickler):
 
 
 _KINDS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+_PLAIN_TYPES = (  # of the standard library; creating one does nothing else
+    *(datetime.datetime, datetime.date, datetime.time, datetime.timedelta, datetime.timezone),
+    *(decimal.Decimal, fractions.Fraction, uuid.UUID),
+    *(pathlib.PurePosixPath, pathlib.PureWindowsPath, type(Path())),
+)
 _ATOMS = (type(None), bool, int, float, str, bytes)
 _WITHOUT_DATA = SimpleNamespace(__name__="pickle", Pickler=_Pickler)
 
@@ -267,7 +303,7 @@ def _refused_types(path: Path, error: Exception) -> list[str] | None:
 
 def _allowed() -> list[Callable[..., Any] | tuple[Callable[..., Any], str]]:
     """List the types that the state of a run holds besides tensors and plain values."""
-    allowed: list[Any] = [bytes, frozenset, datetime.timedelta, np.ndarray, np.dtype, TorchVersion]
+    allowed: list[Any] = [bytes, frozenset, deque, np.ndarray, np.dtype, TorchVersion, *_PLAIN_TYPES]
     allowed += {type(np.dtype(code)) for code in np.typecodes["All"] if code != "O"}  # arrays of objects hold pickles
     return [*allowed, *((function, name) for name, function in _numpy_functions().items())]
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Event
 from typing import TYPE_CHECKING, Any, SupportsIndex
@@ -207,10 +206,19 @@ class BestCheckpoints:
         """Return the values by path."""
         return {"monitor": self.monitor, "values": dict(self.values)}
 
-    def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Restore the values of the checkpoints that still exist, if they are of the same metric."""
-        if saved.get("monitor") == self.monitor and self.monitor is not None:
-            self.values = {path: value for path, value in saved["values"].items() if os.path.exists(path)}
+    def restore(self, saved: dict[str, Any], existing: Mapping[str, str]) -> None:
+        """Restore the values of the checkpoints that still exist, if they are of the same metric.
+
+        Args:
+            saved: The result of `state_dict`. Its paths may be those of a folder that was moved, or of another run.
+            existing: The path of each checkpoint of this run by its name in the folder.
+        """
+        if self.monitor is None or saved.get("monitor") != self.monitor:
+            return
+        for path, value in saved["values"].items():
+            own = next((own for name, own in existing.items() if f"/{path}".endswith(f"/{name}")), None)
+            if own is not None:
+                self.values[own] = value
 
 
 def _value(monitor: str, state: State) -> float | None:

@@ -42,6 +42,7 @@ from composer.checkpoint.ranks import on_first_rank
 from composer.checkpoint.safe_load import load_plain
 from composer.checkpoint.sharded_tensors import is_sharded, map_nested, parameter_of
 from composer.checkpoint.storage import Storage, StorageError, storage_of
+from composer.core import Timestamp
 from composer.utils import dist
 from composer.utils.iter_helpers import map_items
 
@@ -517,7 +518,7 @@ def amend_run(path: Path, change: Callable[[dict[str, Any]], None]) -> bool:
 
 def remove_run(path: Path) -> None:
     """Remove a checkpoint, in one file or in shards. If interrupted, the rest is not a valid checkpoint."""
-    if not path.is_dir():
+    if path.is_symlink() or not path.is_dir():
         path.unlink(missing_ok=True)
         return
     (path / STATES).unlink(missing_ok=True)
@@ -594,14 +595,15 @@ def outline_of_run(path: Path) -> Any:
     return content.get("content") if file.name == STATES and isinstance(content, dict) else content
 
 
-def identify_run(path: Path) -> tuple[str, int] | None:
-    """Return the name of the run that saved a checkpoint, and the batch; None if they are not recorded.
+def identify_run(path: Path) -> tuple[str, Timestamp] | None:
+    """Return the name of the run that saved a checkpoint, and the training time; None if they are not recorded.
 
     Damaged files and files of other programs are not errors; see `outline_of_run`.
     """
     with suppress(LookupError, TypeError, ValueError, AttributeError, StopIteration):
-        state = outline_of_run(path)["state"]
-        return state["run_name"], int(next(iter(state["timestamp"].values()))["batch"])
+        state, timestamp = outline_of_run(path)["state"], Timestamp()
+        timestamp.load_state_dict(next(iter(state["timestamp"].values())))
+        return state["run_name"], timestamp
     return None
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import shutil
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -14,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from composer.checkpoint.durable import temporary_path
+from composer.checkpoint.durable import link_or_copy, temporary_path
 from composer.checkpoint.storage import Progress, Storage, storage_of, without_password
 from composer.loggers.spi import call_at_exit
 from composer.utils.retrying import DeliveryDeadline
@@ -283,7 +282,7 @@ class Uploader:
             for held, source in ((upload.held, upload.source), *((held, held) for held, _ in upload.before)):
                 if not source.exists():  # rotated out meanwhile
                     with suppress(OSError):
-                        os.link(held, source)
+                        link_or_copy(held, source)
                 kept.append(str(source))
             _finish(upload.future, TimeoutError(f"{upload.source} was not uploaded to {self._shown(upload)}."))
         self._waiting.clear()
@@ -386,10 +385,5 @@ def _finish(future: Future[None], failure: Exception | None) -> None:
 def _hold(source: Path, folder: Path) -> Path:
     """Make a hard link to a file in a folder; a copy if the file system has no hard links."""
     held = temporary_path(folder / source.name)
-    try:
-        os.link(source, held)
-    except FileNotFoundError:
-        raise
-    except OSError:
-        shutil.copyfile(source, held)
+    link_or_copy(source, held)
     return held

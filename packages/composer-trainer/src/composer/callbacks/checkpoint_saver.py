@@ -6,12 +6,10 @@ import logging
 import os
 import threading
 import time
-import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import ExitStack, contextmanager
-from itertools import islice
 from pathlib import Path
 from typing import Any, SupportsIndex, TypeVar
 
@@ -33,7 +31,7 @@ from composer.checkpoint.names import (
     counts_of_name,
 )
 from composer.checkpoint.run import collect
-from composer.checkpoint.safe_load import unloadable
+from composer.checkpoint.safe_load import check_loadable
 from composer.checkpoint.saver import BestCheckpoints, CheckpointWriter
 from composer.checkpoint.selection import IgnoreKeys
 from composer.checkpoint.shards import (
@@ -102,6 +100,9 @@ class CheckpointSaver(Callback):
     On remote stores without conditional writes, and for takeovers on all of them, a launch writes the lease, waits a
     second, and reads which was written last. Two simultaneous launches may both start; one stops at its next heartbeat.
 
+    A run removes only its own checkpoints: those in its folder that have its name pattern and record its name. They are
+    found there when the run starts, wherever the folder was moved or copied from.
+
     File names are format strings with the variables of `composer.utils.FORMAT_NAME_WITH_DIST_AND_TIME_TABLE`.
 
     Args:
@@ -138,7 +139,7 @@ class CheckpointSaver(Callback):
     Attributes:
         saved_checkpoints: The paths of the checkpoints that exist, oldest first.
         all_saved_checkpoints_to_timestamp: The paths and timestamps of all checkpoints that this process saved, and of
-            those listed in the checkpoint it was resumed from.
+            those that the run had saved in its folder before.
 
     Raises:
         ValueError: An argument is invalid.
@@ -191,20 +192,30 @@ class CheckpointSaver(Callback):
         self.latest_filename = _path(latest_filename, self.folder)
         self.remote_file_name = _path(remote_file_name, None)
         self.latest_remote_file_name = _path(latest_remote_file_name, None)
-        self._interval = save_interval if callable(save_interval) else create_interval_scheduler(save_interval)
+        # The end of the run may come on one rank alone, so it is saved when all ranks have stopped; see `finalize`.
+        self._saves_end = not callable(save_interval)
+        self._interval: Callable[[State, Event], bool] = (
+            save_interval
+            if callable(save_interval)
+            else create_interval_scheduler(save_interval, include_end_of_training=False)
+        )
         self._requested = False
+        self._in_fit = False  # so `finalize` will be called
+        self._limit: Time[Any] | None = None  # the `max_duration` of this fit, which is the same on all ranks
         self.overwrite, self.weights_only, self.ignore_keys = overwrite, weights_only, ignore_keys
         self.num_concurrent_uploads = plain_number(num_concurrent_uploads)
         self.upload_timeout_in_seconds = upload_timeout_in_seconds
         self.best = BestCheckpoints(num_best_checkpoints_to_keep, monitor, monitor_mode)
         self.saved_checkpoints: list[str] = []
         self.all_saved_checkpoints_to_timestamp: dict[str, Timestamp] = {}
+        self._saved_best: dict[str, Any] = {}  # from the loaded checkpoint; see `_find_saved`
         self.last_checkpoint_batch: Time[int] | None = None
         # Set by the Trainer:
         self.continues = False  # with `autoresume`: existing files under its names are this run's own
         self.resumed_at: Time[int] | None = None  # the batch of the checkpoint that it resumed from
         self._written: set[str] = set()  # the paths that this object saved, not those of existing files
         self._last_names: dict[str, str] = {}  # of the last checkpoint; see `_format_names`
+        self._end_names: tuple[Any, dict[str, str]] = (None, {})  # the last batch, and the names when it had ended
         self._last_fingerprint: tuple[Any, ...] = ()
         self._evaluated = False  # since the last checkpoint
         self._writer = CheckpointWriter(asynchronous)
@@ -337,15 +348,17 @@ class CheckpointSaver(Callback):
         """Hold the lease while the run trains, and release it if training succeeds. Call it on every rank."""
         self.reserve(state)
         lease = self._lease
-        if lease is None:
-            yield
-            return
-        before, lease.active = lease.active, True
+        before = lease is not None and lease.active
+        self._in_fit = True
         try:
+            if lease is not None:
+                lease.active = True
             yield
         finally:
-            lease.active = before
-        if not before:
+            self._in_fit = False
+            if lease is not None:
+                lease.active = before
+        if lease is not None and not before:
             lease.release()
 
     def init(self, state: State, logger: Logger) -> None:
@@ -392,6 +405,8 @@ class CheckpointSaver(Callback):
 
     def after_load(self, state: State, logger: Logger) -> None:
         self._check_fixed_name(state)
+        if self._uri is None and dist.get_global_rank() == 0:
+            self._find_saved(state)
         if self.best.evaluator in state.eval_metrics:  # other evaluators may be added by `fit`
             self.best.check(state)
 
@@ -453,6 +468,7 @@ class CheckpointSaver(Callback):
 
     def fit_start(self, state: State, logger: Logger) -> None:
         self.best.check(state)
+        self._limit = state.max_duration
         problem = None
         folder = format_name_with_dist(self.folder, state.run_name)
         if dist.get_global_rank() == 0:
@@ -520,33 +536,45 @@ class CheckpointSaver(Callback):
         self._save_if_due(Event.ITERATION_CHECKPOINT, state, logger)
 
     def _save_if_due(self, event: Event, state: State, logger: Logger) -> None:
-        if self.save_interval(state, event) and self.last_checkpoint_batch != state.timestamp.batch:
+        now = state.timestamp.batch
+        if not state.is_over():
+            self._limit = state.max_duration
+        due = self.save_interval(state, event) and self.last_checkpoint_batch != now
+        # The events that follow the last batch change the run, so its checkpoint would have to be written twice.
+        waits = event is Event.BATCH_CHECKPOINT and self._in_fit and self._saves_end and not self._requested
+        waits = waits and _is_last_batch(state, self._limit)
+        if due and not waits:
             self._save_checkpoint(state, logger)
+        elif (due or state.is_over()) and self._end_names[0] != now:
+            self._end_names = (now, self._format_names(state))
         self._requested = False
 
     def eval_end(self, state: State, logger: Logger) -> None:
         self._evaluated = True
 
     def fit_end(self, state: State, logger: Logger) -> None:
+        if self._saves_end and not self._in_fit and self.last_checkpoint_batch != state.timestamp.batch:
+            self._save_checkpoint(state, logger)
         self.flush()
 
     def finalize(self, state: State, logger: Logger) -> bool:
-        """Save the last checkpoint again if the run has changed since, so that it holds the final state.
+        """Save the end of the run, unless the last checkpoint holds it. Call it on every rank, after all events.
 
-        Events after the last checkpoint event, such as the end of an epoch, may still change the run. Call it on
-        every rank, when nothing changes any more.
+        If events after the last checkpoint have changed the run, that checkpoint is replaced.
 
         Returns:
-            True if it was saved.
+            True if the end was saved now.
         """
-        replaces_last = self.last_checkpoint_batch == state.timestamp.batch
-        if replaces_last:
-            changed = self._last_fingerprint != _fingerprint(state) or (self._evaluated and state.save_metrics)
-            saves = any(dist.all_gather_object(changed))
-        else:  # it was killed after its last checkpoint, and has only repeated the end of the run
-            saves = self.resumed_at == state.timestamp.batch
+        now = state.timestamp.batch
+        if self.last_checkpoint_batch == now:
+            names = self._last_names
+            saves = self._last_fingerprint != _fingerprint(state) or (self._evaluated and state.save_metrics)
+        else:  # with a function as interval, only if it was killed after a checkpoint, and has repeated the end
+            names = self._end_names[1] if self._end_names[0] == now else self._format_names(state)
+            saves = self._saves_end or self.resumed_at == now
+        saves = any(dist.all_gather_object(saves))
         if saves:
-            self._save_checkpoint(state, logger, replaces_last)
+            self._save_checkpoint(state, logger, names)
         self.flush()
         return saves
 
@@ -624,16 +652,15 @@ class CheckpointSaver(Callback):
             self._upload(self._last_names, logger, overwrite=True)
             self.flush()
 
-    def _save_checkpoint(self, state: State, logger: Logger, replaces_last: bool = False) -> None:
-        """Save now; with `replaces_last`, replace the last checkpoint. Call it on every rank."""
+    def _save_checkpoint(self, state: State, logger: Logger, names: dict[str, str] | None = None) -> None:
+        """Save now, under the names that `_format_names` gives now or has given. Call it on every rank."""
         self._writer.wait()  # the previous one is ranked and linked when it is complete
         if self._lease is not None:
             self._lease.check()
         self.last_checkpoint_batch = state.timestamp.batch
         self._last_fingerprint, self._evaluated = _fingerprint(state), False
-        if not replaces_last:
-            self._last_names = self._format_names(state)
-        names = self._last_names
+        names = self._format_names(state) if names is None else names
+        replaces_last, self._last_names = names == self._last_names, names
         path = names["path"]
         self._mark_undelivered(True)
         self._written.add(path)
@@ -642,11 +669,13 @@ class CheckpointSaver(Callback):
         self.best.consider(path, state)
         sharded = state.fsdp_sharded_state_dict_enabled
         content = collect(state, weights_only=self.weights_only, ignore_keys=self.ignore_keys, gather=not sharded)
+        if not self._checked_types and dist.get_global_rank() == 0:
+            self._checked_types = True
+            check_loadable(content)
         if sharded:
             write_run(content, Path(path), overwrite=True)
         if dist.get_global_rank() != 0:
             return
-        self._warn_of_types(content)
         if sharded:
             self._after_write(names, logger, replaces_last)
         else:
@@ -721,17 +750,6 @@ class CheckpointSaver(Callback):
             self.saved_checkpoints.remove(path)
             remove_run(Path(path))
 
-    def _warn_of_types(self, content: dict[str, Any]) -> None:
-        if self._checked_types:
-            return
-        self._checked_types = True
-        for where, what in islice(unloadable(content), 10):
-            warnings.warn(
-                f"At {where!r} the checkpoint holds {what}. Return plain values from `state_dict`, or leave it "
-                f"out with `save_ignore_keys`.",
-                stacklevel=4,
-            )
-
     # ---- resumption ----
 
     def state_dict(self) -> dict[str, Any]:
@@ -750,16 +768,31 @@ class CheckpointSaver(Callback):
         return saved
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the list of checkpoints; those that still exist are rotated, too."""
-        rotates = self.num_checkpoints_to_keep >= 0
-        for path, saved in state.get("all_saved_checkpoints_to_timestamp", []):
-            if rotates and not os.path.exists(path):
-                continue  # it was removed after this state was saved
-            timestamp = Timestamp()
-            timestamp.load_state_dict(saved)
-            self.all_saved_checkpoints_to_timestamp[path] = timestamp
-        self.saved_checkpoints = [path for path in self.all_saved_checkpoints_to_timestamp if os.path.exists(path)]
-        self.best.load_state_dict(state.get("best", {}))
+        """Restore the values of the monitored metric. The checkpoints themselves are looked up in the folder.
+
+        The state may be that of another run, or of a folder that was copied or moved since, so the paths in it are
+        never written or removed.
+        """
+        self._saved_best = state.get("best", {})
+
+    def _find_saved(self, state: State) -> None:
+        """List the checkpoints that this run has saved before, by their names and the name of the run in them."""
+        folder = format_name_with_dist(self.folder, state.run_name)
+        pattern = partial_format(checkpoint_pattern(state, self.filename).filename, run_name=state.run_name, rank=0)
+        found: dict[str, Timestamp] = {}
+        for path in Path(folder).glob("/".join("*" * (pattern.count("/") + 1))):
+            name = path.relative_to(folder).as_posix()
+            inside = [path, *path.parents][: pattern.count("/") + 1]
+            if counts_of_name(name, pattern) is None or any(part.is_symlink() for part in inside):
+                continue  # what a link leads to is not in this folder
+            identity = identify_run(path)
+            if identity is not None and identity[0] == state.run_name and identity[1].batch <= state.timestamp.batch:
+                found[name] = identity[1]
+        names = sorted(found, key=lambda name: found[name].batches)
+        paths = {name: os.path.join(folder, name) for name in names}
+        self.all_saved_checkpoints_to_timestamp = {paths[name]: found[name] for name in names}
+        self.saved_checkpoints = list(paths.values())
+        self.best.restore(self._saved_best, paths)
 
 
 @contextmanager
@@ -858,6 +891,14 @@ def _holds_model(path: Path) -> bool:
     """Return True for a checkpoint of the Trainer, possibly of weights only, and for an empty file."""
     content = outline_of_run(path)
     return (isinstance(content, dict) and isinstance(content.get("state"), dict)) or path.stat().st_size == 0
+
+
+def _is_last_batch(state: State, limit: Time[Any] | None) -> bool:
+    """Return True if a run that ends at `limit` has trained its last batch; its last epoch may not have ended yet."""
+    now, length = state.timestamp, state.dataloader_len
+    if limit is not None and limit.unit is TimeUnit.EPOCH and length is not None and now.batch_in_epoch >= length:
+        now = now.to_next_epoch()
+    return limit is not None and now.count(limit.unit) >= limit.value
 
 
 def _check_interval(interval: Interval) -> None:

@@ -23,7 +23,7 @@ from composer.callbacks.checkpoint_saver import (
 )
 from composer.checkpoint import UnsafeCheckpointError
 from composer.checkpoint.checksum import CorruptCheckpointError
-from composer.checkpoint.durable import scratch_folder
+from composer.checkpoint.durable import follow_link, scratch_folder
 from composer.checkpoint.file import check_file
 from composer.checkpoint.names import check_pattern, counts_of_name, was_swapped
 from composer.checkpoint.shards import (
@@ -38,7 +38,7 @@ from composer.checkpoint.shards import (
     run_name_of,
 )
 from composer.checkpoint.storage import Storage, UnreachableError, storage_of, without_password
-from composer.core import State
+from composer.core import State, Timestamp
 from composer.loggers import LoggerDestination
 from composer.trainer.options import LoadOptions
 from composer.utils import (
@@ -113,7 +113,7 @@ def _check_load_path(path: str, run_name: str) -> None:
     """
     if is_uri(path):
         return
-    file = Path(partial_format(path, run_name=run_name, rank=0, local_rank=0, node_rank=0))
+    file = follow_link(Path(partial_format(path, run_name=run_name, rank=0, local_rank=0, node_rank=0)))
     if is_sharded_run(file) or file.is_file():
         return
     if not file.exists():
@@ -346,10 +346,13 @@ class _Search:
 
     def _local_link(self, folder: Path) -> str | None:
         """Return the name of the checkpoint that the run's link to the latest one points to; None without a link."""
-        link = self._saver.latest_filename
-        if link is None or not os.path.islink(latest := link.format(self._state)):
+        if self._saver.latest_filename is None:
             return None
-        return os.path.relpath(os.path.realpath(latest), os.path.realpath(folder)).replace(os.sep, "/")
+        latest = Path(self._saver.latest_filename.format(self._state))
+        target = follow_link(latest)
+        if target is latest and not latest.is_symlink():
+            return None
+        return os.path.relpath(os.path.realpath(target), os.path.realpath(folder)).replace(os.sep, "/")
 
     # ---- in the remote folder ----
 
@@ -369,7 +372,7 @@ class _Search:
         named = _by_age(names, patterns, lambda name: 0.0)
         known = {*named, *(f"{name}/{STATES}" for name in named)}
 
-        def identify(name: str) -> tuple[str, int] | None:
+        def identify(name: str) -> tuple[str, Timestamp] | None:
             return _identify_remote(inside, f"{name}/{STATES}" if f"{name}/{STATES}" in names else name, self._run_name)
 
         others = [name for name in names if name not in known]
@@ -486,14 +489,14 @@ def _is_indexed_remote(inside: Storage, folder: str) -> bool:
 
 
 def _with_other_names(
-    names: Iterable[str], named: list[str], identify: Callable[[str], tuple[str, int] | None], run_name: str
+    names: Iterable[str], named: list[str], identify: Callable[[str], tuple[str, Timestamp] | None], run_name: str
 ) -> list[str]:
     """Add the run's checkpoints with names that differ from the current pattern; the newest first.
 
     Args:
         names: The files with other names, with "/" between folders.
         named: The checkpoints with names of the current pattern, newest first.
-        identify: Returns the run and the batch of a checkpoint, or None if they are not recorded.
+        identify: Returns the run and the training time of a checkpoint, or None if they are not recorded.
         run_name: The name of the run.
     """
     others: dict[str, int] = {}
@@ -505,13 +508,13 @@ def _with_other_names(
             continue  # a leftover of a killed process, a link in a store, or a shard
         identity = identify(path)
         if identity is not None and identity[0] == run_name:
-            others[path] = identity[1]
+            others[path] = identity[1].batches
     if not others:
         return named
     batches = dict(others)
     for name in named:  # unreadable files are tried, and reported, first
         identity = identify(name)
-        batches[name] = sys.maxsize if identity is None else identity[1]
+        batches[name] = sys.maxsize if identity is None else identity[1].batches
     return sorted([*named, *others], key=lambda name: -batches[name])
 
 
@@ -531,8 +534,8 @@ def _remote_folder(saver: CheckpointSaver, run_name: str) -> str:
     return "/".join(takewhile(lambda part: "{" not in part, filled))
 
 
-def _identify_remote(inside: Storage, name: str, run_name: str) -> tuple[str, int] | None:
-    """Return the run and the batch of a checkpoint in a store, fetching no more of it than needed.
+def _identify_remote(inside: Storage, name: str, run_name: str) -> tuple[str, Timestamp] | None:
+    """Return the run and the training time of a checkpoint in a store, fetching no more of it than needed.
 
     A file that the store does not deliver may belong to the run `run_name`: it is tried last.
     """
@@ -545,7 +548,7 @@ def _identify_remote(inside: Storage, name: str, run_name: str) -> tuple[str, in
             except FileNotFoundError:  # it was removed meanwhile
                 return None
             except CorruptCheckpointError:
-                return run_name, -1
+                return run_name, Timestamp()
             file.write_bytes(data)
             identity = identify_run(file)
             packed = is_tar(name) or is_compressed_pt(name)

@@ -377,9 +377,12 @@ class RunProgress:
 
     def complete(self, saver: CheckpointSaver | None, logger: Logger) -> None:
         """Save the end of this call of `fit` in its last checkpoint, so that a relaunch does not repeat it."""
+        state = self.state
+        for other in savers_of(state):
+            if other is not saver:
+                other.finalize(state, logger)
         if saver is None:
             return
-        state = self.state
         end = self._ended = {
             "max_duration": str(state.max_duration),
             "timestamp": state.timestamp.state_dict(),
