@@ -283,11 +283,19 @@ def test_newest_checkpoints_are_kept(tmp_path: Path) -> None:
     state = run()
     (tmp_path / "ep0-ba1").mkdir()  # somebody else's
     options = CheckpointSaveOptions(num_checkpoints_to_keep=2, save_optimizer=False)
+    other = run()
+    other.run_name = "other"
+    other_folder = save_checkpoint_to_disk(tmp_path, other, CheckpointSaveOptions(dir_prefix="ep7-ba7"))
+    linked = save_checkpoint_to_disk(tmp_path / "elsewhere", state)
+    (tmp_path / "ep0-ba0").symlink_to(linked)
     for _ in range(9):
         state.timestamp = state.timestamp.to_next_batch()
         save_checkpoint_to_disk(tmp_path, state, options)
 
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["ep0-ba1", "ep0-ba10", "ep0-ba11"]
+    left = ["elsewhere", "ep0-ba0", "ep0-ba1", "ep0-ba10", "ep0-ba11", "ep7-ba7"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == left
+    for folder in (linked, other_folder):
+        load_checkpoint(folder, model=Net())
 
 
 def test_save_frequency_says_when() -> None:

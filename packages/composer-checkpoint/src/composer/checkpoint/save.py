@@ -75,7 +75,7 @@ class CheckpointSaveOptions:
         save_optimizer: Save the optimizer.
         save_resumption_state: Save the rest of the run, which is needed to resume exactly.
         num_checkpoints_to_keep: The number of newest complete checkpoints, by the counts in their names, to keep in
-            the folder; -1 keeps all.
+            the folder; -1 keeps all. Checkpoints that another run has saved there stay.
         save_format: `"pt"`, or `"safetensors"`, for the model only: an optimizer is always saved as `"pt"`.
         sharded_checkpoint: True if each rank writes its own shards of a model that is sharded by FSDP.
         precision: The precision of the model's floating tensors; None: their own. The optimizer's are not converted.
@@ -150,8 +150,10 @@ def save_checkpoint_to_disk(
     if options.save_resumption_state:
         save_resumption_state_to_disk(state, folder)
     size = state.device_train_microbatch_size
-    save_composer_metadata_to_disk(folder / METADATA_NAME, state.model, shards, precision, state.device, size)
-    on_first_rank(lambda: _keep_newest(folder, Path(options.dir_prefix).name, options.num_checkpoints_to_keep))
+    metadata, run_name = folder / METADATA_NAME, state.run_name
+    save_composer_metadata_to_disk(metadata, state.model, shards, precision, state.device, size, run_name)
+    pattern, number = Path(options.dir_prefix).name, options.num_checkpoints_to_keep
+    on_first_rank(lambda: _keep_newest(folder, pattern, number, run_name))
     return str(folder)
 
 
@@ -241,6 +243,7 @@ def save_composer_metadata_to_disk(
     precision: Precision | None = None,
     device: Device | torch.device | str | None = None,
     device_train_microbatch_size: float | None = None,
+    run_name: str | None = None,
 ) -> str | None:
     """Write the description of a checkpoint to a JSON file; see `get_metadata_state_dict`.
 
@@ -251,6 +254,7 @@ def save_composer_metadata_to_disk(
         precision: The precision of the run.
         device: The device of the run.
         device_train_microbatch_size: The number of samples in a forward pass.
+        run_name: The name of the run.
 
     Returns:
         The path; None on ranks that do not write.
@@ -259,7 +263,8 @@ def save_composer_metadata_to_disk(
         OSError: It cannot be written.
     """
     target = _local(destination_file_path)
-    content = get_metadata_state_dict(model, sharded_state_dict, precision, device, device_train_microbatch_size)
+    size = device_train_microbatch_size
+    content = get_metadata_state_dict(model, sharded_state_dict, precision, device, size, run_name)
 
     def write() -> None:
         with atomic_write(target) as temporary:
@@ -368,13 +373,16 @@ def _begin(folder: Path, overwrite: bool) -> None:
     folder.mkdir(parents=True, exist_ok=True)
 
 
-def _keep_newest(folder: Path, pattern: str, number: int) -> None:
+def _keep_newest(folder: Path, pattern: str, number: int, run_name: str) -> None:
+    """Remove the oldest checkpoints beside `folder` that have the name pattern and record the name of the run."""
     if number == -1:
         return
     checkpoints = []
     for path in folder.parent.iterdir():
-        counts = counts_of_name(path.name, pattern)
-        if counts is not None and (path / METADATA_NAME).is_file():
+        counts, metadata = counts_of_name(path.name, pattern), path / METADATA_NAME
+        if counts is None or path.is_symlink() or not metadata.is_file():
+            continue
+        if json.loads(metadata.read_text(encoding="utf-8")).get("run_name") == run_name:
             checkpoints.append((counts, path))
     for _, path in sorted(checkpoints, key=lambda pair: (pair[0], pair[1].stat().st_mtime_ns))[:-number]:
         (path / METADATA_NAME).unlink()  # first, so that the rest is never mistaken for a checkpoint

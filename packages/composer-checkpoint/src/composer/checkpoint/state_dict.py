@@ -133,6 +133,7 @@ def get_metadata_state_dict(
     precision: Precision | None = None,
     device: Device | torch.device | str | None = None,
     device_train_microbatch_size: float | None = None,
+    run_name: str | None = None,
 ) -> dict[str, Any]:
     """Return the description of a checkpoint: versions, machine and sizes. All of it can be written as JSON.
 
@@ -142,10 +143,11 @@ def get_metadata_state_dict(
         precision: The precision it is saved in.
         device: The device it was trained on. None: that of `model`.
         device_train_microbatch_size: Samples per forward pass.
+        run_name: The name of the run.
 
     Returns:
         `composer_env_info`, `torch_version`, `python_version`, `world_size`, and those of `model_name`,
-        `sharded_state_dict`, `precision`, `device` and `device_train_microbatch_size` that are known.
+        `sharded_state_dict`, `precision`, `device`, `device_train_microbatch_size` and `run_name` that are known.
     """
     dtype = check_precision(precision)
     place = _first_device(model) if device is None else getattr(device, "name", None) or str(device)
@@ -159,6 +161,7 @@ def get_metadata_state_dict(
         "precision": None if dtype is None else str(dtype).removeprefix("torch."),
         "device": place,
         "device_train_microbatch_size": device_train_microbatch_size,
+        "run_name": run_name,
     }
     return {key: value for key, value in state_dict.items() if value is not None}
 
