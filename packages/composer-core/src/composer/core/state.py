@@ -159,7 +159,7 @@ class State(Serializable):
         self._structure_before_init: ModelSnapshot | None = None  # until training starts
         self.model = model
         self._keys = [getattr(model, name, None) for name in ("input_key", "target_key")]  # those of `ModuleWithLoss`
-        self._found_keys: dict[int, Any] = {}  # what 0 and 1 stood for in `batch_key`, for `Engine.explain`
+        self._found_keys: dict[int, Any] = {}  # the names that 0 and 1 stand for, once `batch_key` has found them
         self.rank_zero_seed = operator.index(rank_zero_seed)
         self.run_name = run_name if run_name is not None else f"run-{time.strftime('%Y%m%d-%H%M%S')}"
         self.device = _device_of(model) if device is None else get_device(device)
@@ -439,6 +439,9 @@ class State(Serializable):
         batch = self.batch if batch is None else batch
         if type(batch) in (tuple, list) or type(key) is not int or key not in (0, 1):
             return key
+        name = self._found_keys.get(key)
+        if name is not None and isinstance(batch, dict) and name in batch:  # as in the batches before
+            return name
         name = self._keys[key]
         if not isinstance(name, str):
             if key in batch if isinstance(batch, Mapping) else hasattr(type(batch), "__getitem__"):
