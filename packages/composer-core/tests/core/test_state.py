@@ -273,6 +273,23 @@ def test_parts_of_what_is_no_pair_are_refused() -> None:
         state.inputs = 3
 
 
+class Metric:
+    """Has a computed value, as metrics of torchmetrics do until their next update."""
+
+    def __init__(self, value: Any) -> None:
+        self._computed = value
+
+
+def test_metrics_are_printed_as_their_values() -> None:
+    state = make_state()
+    state.eval_metrics["eval"] = {"Accuracy": Metric(torch.tensor(0.75)), "Loss": Metric(None)}
+    state.train_metrics = {"Loss": Metric(torch.tensor(1.23456))}
+
+    assert "{'eval': {'Accuracy': 0.75, 'Loss': not computed}}" == repr(state.eval_metrics)
+    assert "{'Loss': 1.235}" == str(state.train_metrics)
+    assert "1.235" in state.train_metrics._repr_html_()  # type: ignore[attr-defined]
+
+
 # ---- values read late ----
 
 

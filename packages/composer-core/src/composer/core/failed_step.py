@@ -136,13 +136,14 @@ def _range(tensor: torch.Tensor, ignored: int | None = None) -> tuple[int, int] 
 
 
 def _num_classes(outputs: Any, targets: torch.Tensor) -> int | None:
-    """Return the number of classes of outputs of shape (N, C, ...) or (N, ..., C) for targets of shape (N, ...)."""
-    for _, tensor in _tensors(outputs, ""):
-        shape = tensor.shape
-        if len(shape) == targets.dim() + 1 > 1 and shape[:1] + shape[2:] == targets.shape:
-            return shape[1]
-        if len(shape) > 1 and shape[:-1] == targets.shape:
-            return shape[-1]
+    """Return the number of classes of outputs of shape (N, C, ...) or (N, ..., C) for targets of shape (N, ...).
+
+    N may differ: the outputs may be those of a microbatch.
+    """
+    for _, tensor in _tensors(outputs, "outputs"):
+        shape, rest = tensor.shape, targets.shape[1:]
+        if tensor.dim() == targets.dim() + 1 > 1 and rest in (shape[2:], shape[1:-1]):
+            return shape[1] if shape[2:] == rest else shape[-1]
     return None
 
 

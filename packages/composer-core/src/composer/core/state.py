@@ -14,7 +14,7 @@ from torch.utils.data import IterableDataset
 
 from composer.core._observed import ObservedList, SteppingList
 from composer.core.deferred_value import DeferredValue
-from composer.core.display import html_of_state
+from composer.core.display import MetricDict, html_of_state
 from composer.core.passes import PassInput
 from composer.core.precision import Precision
 from composer.core.saving import layout
@@ -219,7 +219,7 @@ class State(Serializable):
         self.predict_timestamp = Timestamp()
         self.__iteration_length: Time[Any] | None = None
         self._train_metrics: dict[str, Any] = {}
-        self.eval_metrics: dict[str, dict[str, Any]] = {}
+        self.eval_metrics: dict[str, dict[str, Any]] = MetricDict()
         # Set by the Trainer while the metrics of the last batch are not computed yet: call it to compute them.
         self._pending_metrics: Callable[[], None] | None = None
         self._train_metric_values: Mapping[str, Any] = {}
@@ -513,7 +513,7 @@ class State(Serializable):
 
     @train_metrics.setter
     def train_metrics(self, value: dict[str, Any]) -> None:
-        self._train_metrics = value
+        self._train_metrics = MetricDict(value)
 
     @property
     def train_metric_values(self) -> dict[str, Any]:
