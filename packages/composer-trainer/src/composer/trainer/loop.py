@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 import warnings
@@ -246,6 +247,8 @@ class FitLoop:
         samples, tokens = spec.count_batch(batch)
         state.batch = batch
         if dispatch.after_dataloader:
+            if not isinstance(batch, (torch.Tensor, tuple)):
+                state.batch = copy.copy(batch)  # the loader may yield the same object again
             dispatch.after_dataloader()
         if dispatch.batch_start:
             dispatch.batch_start()
