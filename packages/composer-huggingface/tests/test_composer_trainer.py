@@ -724,16 +724,16 @@ def test_an_image_classifier_of_transformers() -> None:
     )
     model = transformers.ViTForImageClassification(config)
     rows = [{"pixel_values": torch.randn(3, 8, 8), "labels": torch.tensor(i % 4)} for i in range(8)]
-    keys = {"input_key": "pixel_values", "target_key": "labels"}
     trainer = ComposerTrainer(
         model,
         arguments(max_steps=2),
         train_dataset=rows,
         compute_loss_func=criterion,
-        algorithms=[MixUp(**keys), LabelSmoothing(target_key="labels")],
+        algorithms=[MixUp(), LabelSmoothing()],
     )
     trainer.train()
     assert trainer.composer_run.state.batch["labels"].is_floating_point()
+    assert {"batch": "inputs: 'pixel_values', targets: 'labels'"} == trainer.explain().notes
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
@@ -988,19 +988,12 @@ def test_what_transformers_cannot_do_is_refused() -> None:
         )
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "key"),
-    [
-        (MixUp(), "input_key"),
-        (MixUp(input_key="x"), "target_key"),
-        (MixUp(interpolate_loss=True, input_key="x"), "target_key"),
-        (LabelSmoothing(), "target_key"),
-    ],
-)
-def test_a_position_in_the_batch_is_refused(algorithm: Algorithm, key: str) -> None:
-    name = type(algorithm).__name__
-    with pytest.raises(ValueError, match=rf"`{key}` of `{name}` must be a key of the batch.*Pass for example `{key}="):
-        refused(algorithm)
+def test_inputs_without_a_usual_name_are_asked_for_before_the_first_forward_pass() -> None:
+    rows = [{**row, "series": row["x"]} for row in data()]
+    for row in rows:
+        del row["x"]
+    with pytest.raises(KeyError, match=r"'labels', 'series', and has no 0. Pass the keys to use, for example"):
+        ComposerTrainer(Net(), arguments(remove_unused_columns=False), train_dataset=rows, algorithms=Scaling()).train()
 
 
 class Scaling(Algorithm):
@@ -1030,9 +1023,6 @@ def test_a_trainer_with_a_loss_of_its_own_may_have_other_batches() -> None:
     trainer = Composed(Net(), arguments(), algorithms=Scaling())
     trainer.train()
     assert trainer.composer_run.state.timestamp.batch == EPOCHS * LENGTH
-
-    with pytest.raises(ValueError, match="`input_key` of `Scaling` must be a key of the batch"):
-        refused(Scaling())
 
 
 def test_terms_of_a_loss_are_refused_where_losses_are_added_up() -> None:

@@ -218,5 +218,5 @@ def test_outputs_without_logits_and_labels_that_are_no_tensor_are_refused() -> N
         added(ZLoss(), (None, [0, 1]), LOGITS)
     with pytest.raises(TypeError, match=r"`mask_key` must be the position of a tensor of the batch, got 0.*NoneType"):
         added(ZLoss(mask_key=0), (None, LABELS), LOGITS)
-    with pytest.raises(KeyError, match=r"has no 'labels'"):
-        added(ZLoss(), {"label": LABELS}, LOGITS)
+    with pytest.raises(KeyError, match=r"has no 1"):
+        added(ZLoss(), {"answer": LABELS}, LOGITS)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+from collections import UserDict
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ import torch
 
 from composer.core import Callback, State, Time, Timestamp
 from composer.loggers import DeferredValue
+from composer.models import ModuleWithLoss
 
 
 def make_state(**kwargs: Any) -> State:
@@ -229,11 +232,62 @@ def test_batch_items_are_read_and_set_by_key() -> None:
     assert state.batch == {"x": 2}
 
 
+@pytest.mark.parametrize(
+    "batch",
+    [{"pixel_values": 1, "labels": 2}, UserDict(x=1, y=2), SimpleNamespace(image=1, label=2), {0: 1, 1: 2}, (1, 2)],
+    ids=lambda batch: type(batch).__name__,
+)
+def test_inputs_and_targets_are_found_by_their_usual_names(batch: Any) -> None:
+    state = make_state()
+    state.batch = batch
+
+    assert (1, 2) == (state.batch_get_item(0), state.batch_get_item(1))
+    state.batch_set_item(0, 10)
+    state.batch_set_item(1, 20)
+    assert (10, 20) == (state.batch_get_item(0), state.batch_get_item(1))
+
+
+@pytest.mark.parametrize(
+    "batch", [{"a": 1, "b": 2}, {"image": 1, "input_ids": 2, "labels": 3}], ids=["no candidate", "two candidates"]
+)
+def test_inputs_that_are_not_known_are_asked_for(batch: Any) -> None:
+    state = make_state()
+    state.batch = batch
+    with pytest.raises(KeyError, match=r"has no 0\. Pass the keys to use, for example `input_key="):
+        state.batch_get_item(0)
+
+
+def test_the_names_of_the_model_come_before_the_usual_names() -> None:
+    net = torch.nn.Linear(2, 2)
+    state = State(ModuleWithLoss(net, torch.nn.functional.cross_entropy, input_key="b", target_key="c"))
+    state.batch = {"image": 1, "b": 2, "labels": 3, "c": 4}
+
+    assert (2, 4) == (state.batch_get_item(0), state.batch_get_item(1))
+    assert 1 == state.batch_get_item("image")
+
+
 def test_parts_of_what_is_no_pair_are_refused() -> None:
     state = make_state()
     state.batch = {"x": 1}
     with pytest.raises(TypeError, match=r"the batch is a dict. Use `state.batch_get_item"):
         state.inputs = 3
+
+
+class Metric:
+    """Has a computed value, as metrics of torchmetrics do until their next update."""
+
+    def __init__(self, value: Any) -> None:
+        self._computed = value
+
+
+def test_metrics_are_printed_as_their_values() -> None:
+    state = make_state()
+    state.eval_metrics["eval"] = {"Accuracy": Metric(torch.tensor(0.75)), "Loss": Metric(None)}
+    state.train_metrics = {"Loss": Metric(torch.tensor(1.23456))}
+
+    assert "{'eval': {'Accuracy': 0.75, 'Loss': not computed}}" == repr(state.eval_metrics)
+    assert "{'Loss': 1.235}" == str(state.train_metrics)
+    assert "1.235" in state.train_metrics._repr_html_()  # type: ignore[attr-defined]
 
 
 # ---- values read late ----

@@ -101,7 +101,7 @@ def test_a_dataclass_is_moved_counted_and_split() -> None:
     ("batch", "message"),
     [
         ((IMAGE, MASK, TARGET), "`input_key` and `target_key` must be given .* got a tuple of 3 parts"),
-        ({"image": IMAGE, "y": TARGET}, "`input_key` and `target_key` must be given .* takes no 'image', 'y'"),
+        ({"image": IMAGE, "z": TARGET}, "`input_key` and `target_key` must be given .* takes no 'image', 'z'"),
     ],
 )
 def test_a_batch_that_needs_keys(batch: Any, message: str) -> None:
@@ -116,7 +116,7 @@ def test_targets_that_are_not_there(batch: Any) -> None:
         model.loss(model(batch), batch)
 
 
-@pytest.mark.parametrize("batch", [IMAGE, (IMAGE,), [IMAGE], {"image": IMAGE}, {"x": IMAGE, "label": TARGET}])
+@pytest.mark.parametrize("batch", [IMAGE, (IMAGE,), [IMAGE], {"image": IMAGE}, {"x": IMAGE, "y": TARGET}])
 @pytest.mark.parametrize("keys", [{}, {"input_key": 0}])
 def test_inputs_without_targets_are_enough_to_predict(batch: Any, keys: dict[str, Any]) -> None:
     if keys and isinstance(batch, dict):

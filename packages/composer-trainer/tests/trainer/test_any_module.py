@@ -415,16 +415,53 @@ def test_algorithms_must_mean_the_same_parts_of_a_batch() -> None:
     trained(algorithms=[Reads()])
 
 
-class Reads(Algorithm):
-    """Does nothing, but has the keys of a batch."""
+def test_methods_use_the_names_of_the_trainer_and_explain_says_which() -> None:
+    data = [{"a": x, "b": y} for x, y in loader()]
+    algorithm = Reads()
+    trainer = trained(data, algorithms=[algorithm], input_key="a", target_key="b")
 
-    events = frozenset({Event.INIT})
+    assert (data[-1]["a"].shape[1:], data[-1]["b"].shape[1:]) == tuple(shape[1:] for shape in algorithm.shapes)
+    assert "inputs: 'a', targets: 'b'" == trainer.engine.explain().notes["batch"]
+    assert (
+        "inputs: 'x', targets: 'y'"
+        == (trained([{"x": x, "y": y} for x, y in loader()], algorithms=[Reads()]).engine.explain().notes["batch"])
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "cause"),
+    [
+        (lambda x, y: (x, y + 99), "The targets are 99 to "),
+        (lambda x, y: (x, y.int()), "The targets are int32"),
+        (lambda x, y: (x.double(), y), "The inputs are float64, the parameters float32."),
+    ],
+)
+def test_an_error_of_the_first_step_says_what_the_step_saw(
+    change: Any, cause: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises((IndexError, RuntimeError)) as caught:
+        trained([change(x, y) for x, y in loader()])
+    text = "\n".join(getattr(caught.value, "__notes__", [])) or caplog.text
+    assert "batch[1]: int" in text
+    assert cause in text
+
+
+def test_a_model_on_the_meta_device_is_refused() -> None:
+    net = torch.nn.Linear(3, 2, device="meta")
+    with pytest.raises(ValueError, match="`model` must have values to be trained, but its parameter 'weight' is on"):
+        trained(model=net, loss=F.cross_entropy)
+
+
+class Reads(Algorithm):
+    """Notes the shapes of inputs and targets."""
+
+    events = frozenset({Event.BEFORE_FORWARD})
 
     def __init__(self, input_key: Any = 0, target_key: Any = 1) -> None:
         self.input_key, self.target_key = input_key, target_key
 
     def apply(self, event: Event, state: Any, logger: Any) -> None:
-        pass
+        self.shapes = tuple(state.batch_get_item(key).shape for key in (self.input_key, self.target_key))
 
 
 def test_misspelt_arguments_and_methods_of_other_trainers() -> None:

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from composer.core.time import Time
-from composer.utils.html import table
+from composer.utils.html import details, table
 
 if TYPE_CHECKING:
     from composer.core.engine import Plan
     from composer.core.state import State
 
-__all__ = ["call_of", "html_of_plan", "html_of_state", "name_of_model", "name_of_optimizer", "number"]
+__all__ = ["MetricDict", "call_of", "html_of_plan", "html_of_state", "name_of_model", "name_of_optimizer", "number"]
 
 _MAX_METRICS = 20  # rows
 _PLAIN = (bool, int, float, str, Time)
@@ -68,15 +68,42 @@ def call_of(made: object) -> str:
 
 
 def html_of_plan(plan: Plan) -> str:
-    """Return a table of a plan as HTML: what acts at each event, in which order and why."""
-    rows, previous = [], None
-    for row in plan:
-        rows.append(("" if row.event is previous else row.event.value, row.order, row.kind, row.name, row.reason))
-        previous = row.event
-    if not rows:
+    """Return a table of a plan as HTML: what acts at each event, in which order and why.
+
+    Rows that have no other reason than their place in the user's list are folded.
+    """
+    if not plan:
         return table(str(plan), [])
+    tables = []
+    for folded in (False, True):
+        rows, previous = [], None
+        for row in plan:
+            if folded == (row.reason == "as listed" or row.reason.startswith("as listed; from ")):
+                rows.append(
+                    ("" if row.event is previous else row.event.value, row.order, row.kind, row.name, row.reason)
+                )
+                previous = row.event
+        tables.append(table("Plan", rows, header=("event", "order", "kind", "name", "why here")) if rows else "")
     notes = table("Decisions", list(plan.notes.items())) if plan.notes else ""
-    return table("Plan", rows, header=("event", "order", "kind", "name", "why here")) + notes
+    shown, listed = tables
+    return shown + (details("In the order of the lists", listed) if listed else "") + notes
+
+
+class MetricDict(dict[str, Any]):
+    """Metrics by name, or by label and name. Printed, it shows the values that the metrics computed last.
+
+    Printing computes nothing: with several ranks that would wait for the others.
+
+    Example:
+        >>> MetricDict(eval={"Loss": torch.tensor(0.25)})
+        {'eval': {'Loss': 0.25}}
+    """
+
+    def __repr__(self) -> str:
+        return f"{{{', '.join(f'{name!r}: {_value_of(metric)}' for name, metric in self.items())}}}"
+
+    def _repr_html_(self) -> str:
+        return table("Metrics", [(name, _value_of(metric)) for name, metric in self.items()])
 
 
 def _rows_of_state(state: State) -> Iterator[tuple[str, Any]]:
@@ -99,6 +126,13 @@ def _rows_of_state(state: State) -> Iterator[tuple[str, Any]]:
     metrics |= {f"eval/{name}": value for name, value in state.eval_metric_values.items()}
     for name, value in list(metrics.items())[:_MAX_METRICS]:
         yield name, number(value)
+
+
+def _value_of(metric: Any) -> str:
+    if isinstance(metric, dict):
+        return repr(MetricDict(metric))
+    computed = getattr(metric, "_computed", metric)  # of torchmetrics, until the next update
+    return "not computed" if computed is None else number(computed)
 
 
 def number(value: Any) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar
 
 from composer.core.data_spec import DataSpec, ensure_data_spec
+from composer.core.display import MetricDict
 from composer.core.event import Event
 from composer.core.time import Time, TimeUnit, ensure_time
 from composer.utils.interval_scheduler import check_interval_function, create_interval_scheduler
@@ -112,7 +113,7 @@ class Evaluator:
             metrics: All metrics of the model by name.
         """
         if self.metric_names is None:
-            return dict(metrics)
+            return MetricDict(metrics)
         selected = set()
         for pattern in self.metric_names:
             matches = {name for name in metrics if re.search(pattern, name, re.IGNORECASE)}
@@ -124,7 +125,7 @@ class Evaluator:
                     ", ".join(metrics) or "none",
                 )
             selected |= matches
-        return {name: metric for name, metric in metrics.items() if name in selected}
+        return MetricDict({name: metric for name, metric in metrics.items() if name in selected})
 
 
 def ensure_evaluator(

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import copy
+import functools
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from itertools import islice
-from typing import Any, SupportsIndex
+from typing import Any, SupportsIndex, TypeVar
 
 import torch
 
 from composer.core.algorithm import Algorithm, declared_events, declared_placement
 from composer.core.callback import Callback
-from composer.core.data_spec import DataSpec, check_yields_batches, report_empty_epoch
+from composer.core.data_spec import DataSpec, check_yields_batches, report_empty_epoch, unchanged
 from composer.core.deferred_value import DeferredValue
 from composer.core.effects import CHANGES_BATCH_SIZE, PHRASES, SWAPS_WEIGHTS, Placement
 from composer.core.engine import Engine, Plan
 from composer.core.event import Event
+from composer.core.failed_step import describe_failed_step
 from composer.core.logging import Logger, LoggerDestination
 from composer.core.ordering import ConflictError, Ordering
 from composer.core.precision import Precision, precision_context_of
@@ -35,6 +37,7 @@ from composer.utils.reproducibility import seed_context
 
 __all__ = ["HostedRun", "algorithms_in", "total_loss"]
 
+_Method = TypeVar("_Method", bound=Callable[..., Any])
 _END = object()  # of a loader
 
 # What a run may do next, and how a message names it.
@@ -46,6 +49,20 @@ _CREATED, _READY, _FIT, _EPOCH = (
 )
 _BATCH, _PASS, _LOSS = "before a forward pass", "in a forward pass", "after the loss"
 _GRADIENTS, _EVALUATION = "after a backward pass", "in an evaluation"
+
+
+def _describing_failures(method: _Method) -> _Method:
+    """Return a method of `HostedRun` whose errors say what the first step saw."""
+
+    @functools.wraps(method)
+    def run(self: HostedRun, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(self, *args, **kwargs)
+        except Exception as error:
+            self.describe_failure(error)
+            raise
+
+    return run  # type: ignore[return-value]
 
 
 class HostedRun:
@@ -199,7 +216,7 @@ class HostedRun:
         self._backward: Callable[[torch.Tensor], object] | None = None
         self._outer: tuple[Any, ...] = ()  # the loader and the batch to restore after an evaluation
         self._lap_start = time.perf_counter()
-        self._first_batch = 0  # of this call of `begin_fit`
+        self._first_batch, self._is_described = 0, False  # of this call of `begin_fit`
         self._clear()
 
     def _clear(self) -> None:
@@ -341,7 +358,7 @@ class HostedRun:
         self.replays = any(needs_closure(optimizer) for optimizer in self.state.optimizers)
         self._is_distributed = dist.get_world_size() > 1
         self._stepped = None
-        self._first_batch = self.state.timestamp.batches
+        self._first_batch, self._is_described = self.state.timestamp.batches, False
         self._phase = _FIT
         self._clear()
 
@@ -488,11 +505,14 @@ class HostedRun:
             dispatch.after_dataloader()
         if is_first and dispatch.batch_start:
             dispatch.batch_start()
+        if state.timestamp.batches == self._first_batch and spec.microbatch_transforms is unchanged:
+            self.engine.find_batch_keys()
         self._phase = _BATCH
         return state.batch
 
     # ---- one forward and backward pass ----
 
+    @_describing_failures
     def loss(self, batch: Any) -> Any:
         """Compute the loss of a batch, with all events from BEFORE_FORWARD to BEFORE_BACKWARD.
 
@@ -595,6 +615,7 @@ class HostedRun:
         self._phase = _LOSS
         return state.loss
 
+    @_describing_failures
     def backward(self, loss: Any, backward: Callable[[torch.Tensor], object] | None = None) -> None:
         """Compute the gradients of a loss, weighted by the batch's share of the step, and announce AFTER_BACKWARD.
 
@@ -637,6 +658,7 @@ class HostedRun:
 
     # ---- one step ----
 
+    @_describing_failures
     def step(self) -> bool:
         """Step optimizers and schedulers and clear the gradients, if this was the last batch of the step.
 
@@ -1017,9 +1039,25 @@ class HostedRun:
 
         It includes the hooks from which the host announces the events.
         """
-        rows = [row for row in self.engine.explain() if row.name != _SaveMarker.__name__]
-        hooks = self._hooks
-        return Plan([replace(r, reason=f"{r.reason}; from {hooks[r.event]}") if r.event in hooks else r for r in rows])
+        plan, hooks = self.engine.explain(), self._hooks
+        rows = [row for row in plan if row.name != _SaveMarker.__name__]
+        rows = [replace(r, reason=f"{r.reason}; from {hooks[r.event]}") if r.event in hooks else r for r in rows]
+        return Plan(rows, plan.notes)
+
+    def describe_failure(self, error: BaseException) -> None:
+        """Add to an error what the step saw, if it is the first one since `begin_fit` and not described yet.
+
+        `loss`, `backward` and `step` do so themselves. A host that computes the loss or the gradients itself calls it
+        before `abort`.
+
+        Args:
+            error: The error of the step; see `composer.core.failed_step`. Nothing is added to a `KeyboardInterrupt`
+                and the like.
+        """
+        is_first = self._has_batch and self.state.timestamp.batches == self._first_batch
+        if is_first and not self._is_described and isinstance(error, Exception):
+            self._is_described = True
+            describe_failed_step(error, self.state, self.state.batch)
 
     # ---- checks ----
 

@@ -14,7 +14,7 @@ from torch.utils.data import IterableDataset
 
 from composer.core._observed import ObservedList, SteppingList
 from composer.core.deferred_value import DeferredValue
-from composer.core.display import html_of_state
+from composer.core.display import MetricDict, html_of_state
 from composer.core.passes import PassInput
 from composer.core.precision import Precision
 from composer.core.saving import layout
@@ -23,7 +23,7 @@ from composer.core.serializable import Serializable
 from composer.core.time import Time, TimeInput, Timestamp, TimeUnit, ensure_time
 from composer.devices.device import Device
 from composer.utils import dist
-from composer.utils.batch_helpers import batch_get, batch_set
+from composer.utils.batch_helpers import batch_get, batch_set, find_part
 from composer.utils.device import get_device
 from composer.utils.iter_helpers import ensure_tuple
 from composer.utils.misc import is_model_ddp
@@ -158,6 +158,8 @@ class State(Serializable):
         self._observers: list[Callable[[], None]] = []
         self._structure_before_init: ModelSnapshot | None = None  # until training starts
         self.model = model
+        self._keys = [getattr(model, name, None) for name in ("input_key", "target_key")]  # those of `ModuleWithLoss`
+        self._found_keys: dict[int, Any] = {}  # the names that 0 and 1 stand for, once `batch_key` has found them
         self.rank_zero_seed = operator.index(rank_zero_seed)
         self.run_name = run_name if run_name is not None else f"run-{time.strftime('%Y%m%d-%H%M%S')}"
         self.device = _device_of(model) if device is None else get_device(device)
@@ -217,7 +219,7 @@ class State(Serializable):
         self.predict_timestamp = Timestamp()
         self.__iteration_length: Time[Any] | None = None
         self._train_metrics: dict[str, Any] = {}
-        self.eval_metrics: dict[str, dict[str, Any]] = {}
+        self.eval_metrics: dict[str, dict[str, Any]] = MetricDict()
         # Set by the Trainer while the metrics of the last batch are not computed yet: call it to compute them.
         self._pending_metrics: Callable[[], None] | None = None
         self._train_metric_values: Mapping[str, Any] = {}
@@ -423,13 +425,41 @@ class State(Serializable):
         if changed:
             self._notify()
 
+    def batch_key(self, key: Any, batch: Any = None) -> Any:
+        """Return the name that 0 (the inputs) or 1 (the targets) stands for in a batch with named parts.
+
+        It is the `input_key` or `target_key` of the model if that is a name, or else what
+        `composer.utils.batch_helpers.find_part` finds. Any other key, an index that the batch has, and a key for which
+        nothing is found are returned unchanged.
+
+        Args:
+            key: The `input_key` or `target_key` of an algorithm.
+            batch: The batch; None: the current one.
+        """
+        batch = self.batch if batch is None else batch
+        if type(batch) in (tuple, list) or type(key) is not int or key not in (0, 1):
+            return key
+        name = self._found_keys.get(key)
+        if name is not None and isinstance(batch, dict) and name in batch:  # as in the batches before
+            return name
+        name = self._keys[key]
+        if not isinstance(name, str):
+            if key in batch if isinstance(batch, Mapping) else hasattr(type(batch), "__getitem__"):
+                return key
+            name = find_part(batch, "target" if key else "input")
+        if name is None:
+            return key
+        self._found_keys[key] = name
+        return name
+
     def batch_get_item(self, key: Any) -> Any:
         """Return an item of the batch.
 
         Args:
-            key: An index, a mapping key, an attribute name, a function of the batch, or a `(getter, setter)` pair.
+            key: An index, a mapping key, an attribute name, a function of the batch, or a `(getter, setter)` pair. In a
+                batch with named parts, 0 and 1 are the inputs and the targets; see `batch_key`.
         """
-        return batch_get(self.batch, key)
+        return batch_get(self.batch, self.batch_key(key))
 
     def batch_set_item(self, key: Any, value: Any) -> None:
         """Replace an item of the batch. Tuples are rebuilt.
@@ -438,7 +468,7 @@ class State(Serializable):
             key: As for `batch_get_item`, but a function takes `(batch, value)` and returns the batch.
             value: The new item.
         """
-        self.batch = batch_set(self.batch, key, value)
+        self.batch = batch_set(self.batch, self.batch_key(key), value)
 
     @property
     def inputs(self) -> Any:
@@ -483,7 +513,7 @@ class State(Serializable):
 
     @train_metrics.setter
     def train_metrics(self, value: dict[str, Any]) -> None:
-        self._train_metrics = value
+        self._train_metrics = MetricDict(value)
 
     @property
     def train_metric_values(self) -> dict[str, Any]:

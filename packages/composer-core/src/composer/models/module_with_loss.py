@@ -7,18 +7,17 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from composer.core._registry import load
 from composer.core.types import Batch
 from composer.models.base import ComposerModel
-from composer.utils.batch_helpers import batch_get, fields_of, is_batch_dataclass
+from composer.utils.batch_helpers import batch_get, fields_of, find_part, is_batch_dataclass
 
 __all__ = ["ModuleWithLoss", "as_composer_model", "index_metrics", "user_model_name"]
 
-_TARGETS = ("labels", "label", "targets", "target")  # of batches with named parts
 _PREFIX, _LOSS = "module.", "loss_fn."
 _TORCH_LOSS = torch.nn.modules.loss._Loss  # losses of torch: their settings are not trained
 
@@ -41,7 +40,7 @@ class ModuleWithLoss(ComposerModel):
             the two parts of a tuple or list; all of a mapping or dataclass except the targets, as keyword arguments or
             as the only argument of the module.
         target_key: The targets, likewise. None: the second part of a tuple or list; in a mapping or dataclass, the
-            first of "labels", "label", "targets" and "target" that exists.
+            first of "labels", "label", "targets", "target" and "y" that exists.
 
     Attributes:
         module: The module.
@@ -118,12 +117,13 @@ class ModuleWithLoss(ComposerModel):
         if key is not None:
             inputs = batch_get(batch, key)
             return self.module(*inputs) if _is_many(key) else self.module(inputs)
-        named = _named_parts(batch)
-        if named is None:
-            return self.module(_pair(batch, least=1)[0])
-        target_key = self.target_key
-        if target_key is None:
-            target_key = next((name for name in _TARGETS if name in named), None)
+        if isinstance(batch, Mapping):
+            named = batch
+        elif is_batch_dataclass(batch):
+            named = fields_of(batch)
+        else:
+            return self.module(batch[_found(batch, "input")])
+        target_key = find_part(batch, "target") if self.target_key is None else self.target_key
         inputs = {name: part for name, part in named.items() if name != target_key}
         names = tuple(inputs)
         if names not in self._calls:
@@ -180,10 +180,7 @@ class ModuleWithLoss(ComposerModel):
         metric.update(outputs, targets)
 
     def _targets(self, batch: Batch) -> Any:
-        if self.target_key is not None:
-            return batch_get(batch, self.target_key)
-        named = _named_parts(batch)
-        return _pair(batch)[1] if named is None else named[_target_name(named)]
+        return batch_get(batch, _found(batch, "target") if self.target_key is None else self.target_key)
 
     # ---- the names of the module ----
 
@@ -265,13 +262,6 @@ def _named_metrics(metrics: Any) -> dict[str, Any]:
     return named
 
 
-def _named_parts(batch: Any) -> Mapping[str, Any] | None:
-    """Return the parts of a mapping or dataclass by name; None for other batches."""
-    if isinstance(batch, Mapping):
-        return batch
-    return fields_of(batch) if is_batch_dataclass(batch) else None
-
-
 def _num_examples(targets: Any) -> int:
     """Return the length of the first tensor in nested targets; 1 if there is none."""
     if isinstance(targets, torch.Tensor):
@@ -283,16 +273,6 @@ def _num_examples(targets: Any) -> int:
 def _is_many(key: Any) -> bool:
     """Return True for a sequence of keys. A pair of functions gets and sets one part of a batch."""
     return isinstance(key, (tuple, list)) and not any(callable(part) for part in key)
-
-
-def _target_name(named: Mapping[str, Any]) -> str:
-    for name in _TARGETS:
-        if name in named:
-            return name
-    raise ValueError(
-        f"`target_key` must be given: none of the parts of the batch, {', '.join(map(repr, named))}, is named "
-        f"{', '.join(map(repr, _TARGETS[:-1]))} or {_TARGETS[-1]!r}."
-    )
 
 
 def _takes_by_name(module: torch.nn.Module, names: Sequence[str]) -> bool:
@@ -319,18 +299,26 @@ def _takes_by_name(module: torch.nn.Module, names: Sequence[str]) -> bool:
     )
 
 
-def _pair(batch: Any, least: int = 2) -> Sequence[Any]:
-    """Return the batch if it is a pair of inputs and targets; with `least=1`, it may have only inputs."""
-    if not isinstance(batch, (tuple, list)) or not least <= len(batch) <= 2:
-        got = type(batch).__name__ + (f" of {len(batch)} parts" if isinstance(batch, (tuple, list)) else "")
-        hint = "`input_key=0, target_key=2`, or functions of the batch"
-        if isinstance(batch, torch.Tensor):  # a number would choose one of its examples
-            hint = "`target_key=lambda batch: batch`, if the targets are the inputs"
+def _found(batch: Any, part: Literal["input", "target"]) -> Any:
+    """Return the key of the inputs or targets of a batch; raise ValueError if it is unknown."""
+    key = find_part(batch, part)
+    if key is not None:
+        return key
+    kind = type(batch).__name__
+    if isinstance(batch, Mapping) or is_batch_dataclass(batch):
+        names = list(batch if isinstance(batch, Mapping) else fields_of(batch)) or ["y"]
         raise ValueError(
-            f"`input_key` and `target_key` must be given for batches that are not pairs of inputs and targets, got a "
-            f"{got}. Pass for example {hint}."
+            f"`{part}_key` must be given, because no part of the batch has the usual name of {part}s, got a {kind} of "
+            f"{', '.join(map(repr, names))}. Pass for example `{part}_key={names[-1]!r}`."
         )
-    return batch
+    hint = "`input_key=0, target_key=2`, or functions of the batch"
+    if isinstance(batch, torch.Tensor):  # a number would choose one of its examples
+        hint = "`target_key=lambda batch: batch`, if the targets are the inputs"
+    got = f"{kind} of {len(batch)} parts" if isinstance(batch, (tuple, list)) else kind
+    raise ValueError(
+        f"`input_key` and `target_key` must be given for batches that are not pairs of inputs and targets, got a "
+        f"{got}. Pass for example {hint}."
+    )
 
 
 def _takes(function: Any, argument: str) -> bool:

@@ -5,12 +5,25 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
-__all__ = ["BatchKeyError", "batch_get", "batch_set", "check_pair", "fields_of", "is_batch_dataclass", "with_fields"]
+__all__ = [
+    "BatchKeyError",
+    "batch_get",
+    "batch_set",
+    "check_pair",
+    "fields_of",
+    "find_part",
+    "is_batch_dataclass",
+    "with_fields",
+]
 
 _BUILTIN = (dict, list, tuple)  # exactly these types have no attributes except methods
 _MISS = (KeyError, IndexError, TypeError)
+_NAMES = {
+    "input": ("image images img pixel_values input inputs input_ids input_values input_features features x".split()),
+    "target": "labels label targets target y".split(),
+}
 
 
 def batch_get(batch: Any, key: Any) -> Any:
@@ -96,6 +109,33 @@ def batch_set(batch: Any, key: Any, value: Any) -> Any:
     if _is_many(key) and not _has_item(batch, key):
         return _set_each(batch, key, value)
     return _set_one(batch, key, value)
+
+
+def find_part(batch: Any, part: Literal["input", "target"]) -> Any:
+    """Return the key of the inputs or the targets of a batch, as a model or an algorithm finds them without a key.
+
+    Args:
+        batch: A batch of any type.
+        part: The part to find.
+
+    Returns:
+        For a tuple or list of two parts 0 or 1, and 0 for the only input of one part. For a mapping or an object with
+        attributes the name of the inputs, if it has exactly one of "image", "images", "img", "pixel_values", "input",
+        "inputs", "input_ids", "input_values", "input_features", "features" and "x"; or the first name of "labels",
+        "label", "targets", "target" and "y" that it has. None if there is no such part.
+
+    Example:
+        >>> find_part({"pixel_values": 1, "label": 2}, "input"), find_part((1, 2), "target")
+        ('pixel_values', 1)
+    """
+    index = 0 if part == "input" else 1
+    if isinstance(batch, (tuple, list)):
+        return index if index < len(batch) <= 2 else None
+    if isinstance(batch, Mapping):
+        found = [name for name in _NAMES[part] if name in batch]
+    else:
+        found = [name for name in _NAMES[part] if hasattr(batch, name)]
+    return found[0] if found and (part == "target" or len(found) == 1) else None
 
 
 def check_pair(batch: Any, owner: str) -> None:

@@ -22,14 +22,10 @@ from composer.core import (
     ADDS_LOSS,
     CHANGES_BATCH_SIZE,
     CLIPS_GRADIENTS,
-    INTERPOLATES_LOSS,
-    MIXES_TARGETS,
-    PRUNES_BATCH,
     REPLACES_MODEL,
     REPLACES_OPTIMIZER,
     SCALES_SCHEDULE,
     SMOOTHS_TARGETS,
-    TRANSFORMS_BATCH,
     WEIGHS_LOSS,
     WRAPS_OPTIMIZER,
     Algorithm,
@@ -39,7 +35,7 @@ from composer.core import (
     Plan,
     Precision,
 )
-from composer.core.hosted_run import algorithms_in, total_loss
+from composer.core.hosted_run import total_loss
 from composer.loggers import LoggerDestination
 from composer.utils import get_device
 from composer.utils.misc import needs_closure
@@ -85,11 +81,6 @@ _HOOKS = {
     **dict.fromkeys((Event.EVAL_BEFORE_ALL, Event.EVAL_STANDALONE_START, Event.EVAL_START), "evaluation_loop"),
     **dict.fromkeys((Event.EVAL_AFTER_ALL, Event.EVAL_STANDALONE_END, Event.EVAL_END), "evaluation_loop"),
 }
-# Effects of algorithms that use the part of the batch under a key.
-_USES = {
-    "input_key": {TRANSFORMS_BATCH, PRUNES_BATCH},
-    "target_key": {MIXES_TARGETS, INTERPOLATES_LOSS, SMOOTHS_TARGETS, PRUNES_BATCH},
-}
 _SHARDED = {"DEEPSPEED", "MEGATRON_LM", "XLA"}
 
 
@@ -107,9 +98,9 @@ class ComposerMixin(_Trainer):
     Algorithms that change the model, inputs, gradients, weights or the optimizer need nothing else, nor do those that
     add to the loss. Those that act on outputs or targets need a loss that is separate from the forward pass: pass
     `compute_loss_func=` of the `Trainer` of transformers. They find the logits of the model in `state.outputs`, and
-    inputs and targets under keys of the batch, which is a dictionary: use for example `MixUp(input_key="pixel_values",
-    target_key="labels")`. `compute_loss_func` gets the targets of the key "labels"; with a further argument `reduction`
-    it serves algorithms that need the loss of each example.
+    inputs and targets in the batch by their usual names, such as "pixel_values" and "labels"; for others, pass
+    `input_key` and `target_key` to the algorithm. `compute_loss_func` gets the targets of the key "labels"; with a
+    further argument `reduction` it serves algorithms that need the loss of each example.
 
     With the same seed and the same batches the weights equal those of composer's own `Trainer`, bit for bit, unless
     transformers itself acts as well: by default, it clips gradients and lowers the learning rate.
@@ -135,8 +126,8 @@ class ComposerMixin(_Trainer):
 
     Raises:
         ConflictError: The host or one of its settings does not support an algorithm.
-        ValueError: The model is sharded by anything but FSDP2 or trained by several devices in one process, a setting
-            repeats or interrupts steps, or an algorithm has no key for the parts of a batch that it uses.
+        ValueError: The model is sharded by anything but FSDP2 or trained by several devices in one process, or a
+            setting repeats or interrupts steps.
 
     Example:
         >>> args = transformers.TrainingArguments("out", report_to="none", disable_tqdm=True, use_cpu=True)
@@ -258,7 +249,6 @@ class _Hooks(TrainerCallback):
         if self._compute_loss is not None:
             trainer.compute_loss_func = self._compute_split_loss
         _check(trainer.args, trainer)
-        _check_keys(trainer, algorithms_in(parts["algorithms"]))
         self.start(trainer.model, trainer.optimizer)
 
     def start(self, model: Any, optimizer: torch.optim.Optimizer | None = None) -> None:
@@ -314,7 +304,8 @@ class _Hooks(TrainerCallback):
         self._checkpoint, self._is_resumed = Path(checkpoint) if checkpoint else None, False
         try:
             yield
-        except BaseException:
+        except BaseException as error:
+            self.run.describe_failure(error)
             self.run.abort()
             raise
         finally:
@@ -610,26 +601,6 @@ def _check(args: Any, trainer: Any) -> None:
     ):
         if getattr(args, name, False):
             raise ValueError(f"`{name}` must be False, got True. {advice}")
-
-
-def _check_keys(trainer: Any, algorithms: Sequence[Algorithm]) -> None:
-    """Raise ValueError if an algorithm looks for a part of a batch by its position.
-
-    A subclass with passes of its own may have other batches than dictionaries.
-    """
-    own = ("compute_loss", "training_step", "_prepare_inputs")
-    others = (kind for kind in type(trainer).__mro__ if kind not in (ComposerMixin, transformers.Trainer))
-    if any(name in vars(kind) for kind in others for name in own):
-        return
-    for algorithm in algorithms:
-        for key, effects in _USES.items():
-            value = getattr(algorithm, key, None)
-            if isinstance(value, int) and effects & algorithm.placement.provides:
-                example = {"input_key": "pixel_values", "target_key": _LABELS}[key]
-                raise ValueError(
-                    f"`{key}` of `{type(algorithm).__name__}` must be a key of the batch, which is a dictionary, got "
-                    f"{value}. Pass for example `{key}={example!r}`."
-                )
 
 
 def _check_unused_parameters(args: Any, run: HostedRun) -> None:

@@ -431,8 +431,9 @@ class IgniteRun:
         # A `DeterministicEngine` skips them itself.
         return _Continued(loader, done) if done and not isinstance(self._trainer, DeterministicEngine) else loader
 
-    def _fail(self, trainer: Engine) -> None:
+    def _fail(self, trainer: Engine, error: BaseException) -> None:
         """After an exception, let the next `trainer.run` continue from the last step that was finished."""
+        self.run.describe_failure(error)
         trainer._internal_run_generator = None  # else, the next `run` would end immediately
         if self._is_training:
             self._set_progress(trainer.state)
@@ -546,7 +547,7 @@ def _run_finally(
     engine: Engine,
     leave: Callable[[], None],
     change: Callable[[Any], Any] = lambda data: data,
-    fail: Callable[[], None] = lambda: None,
+    fail: Callable[[BaseException], None] = lambda error: None,
 ) -> None:
     """Call `leave` after each `engine.run`, even if it fails: a handler of EXCEPTION_RAISED would hide the error.
 
@@ -554,7 +555,7 @@ def _run_finally(
         engine: The engine.
         leave: Called at the end.
         change: Applied to the data of `engine.run`.
-        fail: Called before `leave`, after an exception.
+        fail: Called with an exception, before `leave`.
     """
     original = engine.run
 
@@ -562,8 +563,8 @@ def _run_finally(
     def run(data: Any = None, *args: Any, **kwargs: Any) -> Any:
         try:
             return original(change(data), *args, **kwargs)
-        except BaseException:
-            fail()
+        except BaseException as error:
+            fail(error)
             raise
         finally:
             leave()

@@ -474,6 +474,7 @@ class ComposeCallback(pl.Callback):
         """Leave training or an evaluation with the training weights, so that the module can be fitted again."""
         self.teardown(trainer, pl_module, "fit")  # Lightning does not call it
         if self.run is not None:
+            self.run.describe_failure(exception)
             self.run.abort()
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:

@@ -238,6 +238,8 @@ def _check_keys(model: ComposerModel, algorithms: Sequence[Algorithm]) -> None:
         if key is None or callable(key):  # a function only reads: algorithms need a key of their own
             continue
         allowed = [key, *key] if isinstance(key, (tuple, list)) else [key]
+        if isinstance(key, str):  # `State.batch_key` takes the defaults of algorithms for the name
+            allowed += [None, 0 if name == "input_key" else 1]
         for algorithm in algorithms:
             own = getattr(algorithm, name, key)
             if not callable(own) and own not in allowed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 import warnings
@@ -12,6 +13,7 @@ import torch
 
 from composer.core import DataSpec, Engine, Event, State, TimeUnit
 from composer.core.data_spec import report_empty_epoch, unchanged
+from composer.core.failed_step import describe_failed_step
 from composer.loggers import DeferredValue, Logger
 from composer.trainer.evaluation import Evaluation
 from composer.trainer.history import RunHistory
@@ -119,6 +121,7 @@ class FitLoop:
         self._history, self._recent, self._losses = history, history.recent, _LossMonitor(history.recent)
         self._num_losses = 0  # of this `fit`, without those after the last `_check_recent_losses`
         self._first_batch = state.timestamp.batches  # of this call of `fit`
+        self._is_first = True  # until the first step
 
     def run(self) -> None:
         """Train until `state.max_duration`."""
@@ -244,10 +247,13 @@ class FitLoop:
         samples, tokens = spec.count_batch(batch)
         state.batch = batch
         if dispatch.after_dataloader:
+            if not isinstance(batch, (torch.Tensor, tuple)):
+                state.batch = copy.copy(batch)  # the loader may yield the same object again
             dispatch.after_dataloader()
         if dispatch.batch_start:
             dispatch.batch_start()
-        self._publish(self.batches.train(samples), samples, tokens)
+        losses = self._first_step(batch, samples) if self._is_first else self.batches.train(samples)
+        self._publish(losses, samples, tokens)
         if self.step_every_batch and self._schedulers:
             self._step_schedulers()
         now = time.perf_counter()
@@ -271,6 +277,17 @@ class FitLoop:
         if ends:
             self.metrics.finish()
             self.interruption.leave(state)
+
+    def _first_step(self, batch: Any, samples: float) -> dict[str, torch.Tensor]:
+        """Train the first batch of a `fit`; an error also says what the step saw."""
+        self._is_first = False
+        try:
+            if self.data_spec.microbatch_transforms is unchanged:
+                self.engine.find_batch_keys()
+            return self.batches.train(samples)
+        except Exception as error:
+            describe_failed_step(error, self.state, batch)
+            raise
 
     def _step_schedulers(self) -> None:
         for scheduler in self.state.schedulers:

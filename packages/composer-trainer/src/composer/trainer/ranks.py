@@ -55,7 +55,17 @@ class SingleProcess:
         return length
 
     def to_device(self, model: torch.nn.Module, device: Device) -> torch.nn.Module:
-        """Move the model to the device that it is trained on."""
+        """Move the model to the device that it is trained on.
+
+        Raises:
+            ValueError: A parameter is on the meta device.
+        """
+        meta = next((name for name, parameter in model.named_parameters() if parameter.is_meta), None)
+        if meta is not None:
+            raise ValueError(
+                f"`model` must have values to be trained, but its parameter {meta!r} is on the meta device. Call "
+                f"`model.to_empty(device='cpu')` and load its weights, or shard it with `parallelism_config`."
+            )
         return device.module_to_device(model)
 
     def sync_module_states(self, model: torch.nn.Module) -> None:

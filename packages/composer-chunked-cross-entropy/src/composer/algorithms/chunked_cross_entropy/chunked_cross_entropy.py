@@ -189,8 +189,7 @@ class ChunkedCrossEntropy(Algorithm):
     Args:
         head_name: The name of the head, the last layer of the model; may contain dots. None: the output embeddings of a
             model of `transformers`.
-        target_key: Position of the labels in the batch; see `State.batch_get_item`. None: "labels" of a mapping, and 1
-            of anything else.
+        target_key: Position of the labels in the batch; see `State.batch_get_item`. None: 1, the targets.
         ignore_index: The label of tokens that do not count.
         shift_labels: Predict the labels of the next tokens. None: as `shift_labels` of the model, which
             `HuggingFaceModel` has, and False for other models.
@@ -312,7 +311,7 @@ class ChunkedCrossEntropy(Algorithm):
         """Give the head its targets, and hide labels from a model that would compute a loss from them."""
         assert self._head is not None, "INIT was announced"
         batch = self._batch = state.batch
-        targets, _ = labels_and_mask(batch, self.target_key)
+        targets, _ = labels_and_mask(state, self.target_key)
         if shifts_labels(state, self.shift_labels):
             targets = F.pad(targets[:, 1:], (0, 1), value=self.ignore_index)
         self._head.targets = targets

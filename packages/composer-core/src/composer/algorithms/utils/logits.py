@@ -9,7 +9,6 @@ import torch
 
 from composer.core.state import State
 from composer.utils import unwrapped_model
-from composer.utils.batch_helpers import batch_get
 
 __all__ = ["add_to_loss", "labels_and_mask", "logits_of", "shifts_labels"]
 
@@ -45,23 +44,20 @@ def logits_of(outputs: Any, name: str) -> torch.Tensor:
 
 
 def labels_and_mask(
-    batch: Any, target_key: Any = None, mask_key: Any = None
+    state: State, target_key: Any = None, mask_key: Any = None
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return the labels of a batch, and its mask if `mask_key` is given.
+    """Return the labels of the current batch, and its mask if `mask_key` is given.
 
     Args:
-        batch: The batch.
-        target_key: Key of the labels; see `State.batch_get_item`. None: "labels" in a mapping, otherwise
-            index 1.
+        state: The training state.
+        target_key: Key of the labels; see `State.batch_get_item`. None: 1, the targets.
         mask_key: Key of the mask.
 
     Raises:
         TypeError: A value is not a tensor.
     """
-    if target_key is None:
-        target_key = "labels" if isinstance(batch, Mapping) else 1
-    labels = _tensor_at(batch, target_key, "target_key")
-    return labels, None if mask_key is None else _tensor_at(batch, mask_key, "mask_key")
+    labels = _tensor_at(state, 1 if target_key is None else target_key, "target_key")
+    return labels, None if mask_key is None else _tensor_at(state, mask_key, "mask_key")
 
 
 def shifts_labels(state: State, shift_labels: bool | None) -> bool:
@@ -99,8 +95,8 @@ def add_to_loss(loss: Any, term: torch.Tensor, name: str) -> Any:
     )
 
 
-def _tensor_at(batch: Any, key: Any, argument: str) -> torch.Tensor:
-    value = batch_get(batch, key)
+def _tensor_at(state: State, key: Any, argument: str) -> torch.Tensor:
+    value = state.batch_get_item(key)
     if not isinstance(value, torch.Tensor):
         raise TypeError(
             f"`{argument}` must be the position of a tensor of the batch, got {key!r}, which is a "

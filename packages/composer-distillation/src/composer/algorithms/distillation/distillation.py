@@ -26,7 +26,6 @@ from composer.core.precision import precision_context_of
 from composer.loggers import Logger
 from composer.models import ComposerModel
 from composer.utils import check_finite, check_flags, plain_number
-from composer.utils.batch_helpers import batch_get
 
 __all__ = ["Distillation", "compute_distillation_loss"]
 
@@ -115,8 +114,7 @@ class Distillation(Algorithm):
         temperature: T, above 0.
         input_key: Position of the inputs in the batch, for a teacher that is not a `ComposerModel`; see
             `State.batch_get_item`.
-        target_key: Position of the labels; -100 does not count. None: "labels" of a mapping, and 1 of anything
-            else.
+        target_key: Position of the labels; -100 does not count. None: 1, the targets.
         shift_labels: Compare logits with the labels of the next tokens. None: as `shift_labels` of the model, which
             `HuggingFaceModel` has, and False for other models.
 
@@ -183,7 +181,7 @@ class Distillation(Algorithm):
         teacher = logits_of(self._predict(state), "Distillation")
         dim, mask = (-1 if logits.dim() <= 3 else 1), None
         if logits.dim() > 2:
-            labels, _ = labels_and_mask(state.batch, self.target_key)
+            labels, _ = labels_and_mask(state, self.target_key)
             if shifts_labels(state, self.shift_labels):
                 logits, teacher, labels = logits[:, :-1], teacher[:, :-1], labels[:, 1:]
             if labels.shape == logits.movedim(dim, 0).shape[1:]:
@@ -208,7 +206,7 @@ class Distillation(Algorithm):
         batch = state.batch
         if self.teacher.training:  # the user called `train()`
             self.teacher.eval()
-        inputs = batch if isinstance(self.teacher, ComposerModel) else batch_get(batch, self.input_key)
+        inputs = batch if isinstance(self.teacher, ComposerModel) else state.batch_get_item(self.input_key)
         dtype = next((p.dtype for p in self.teacher.parameters() if p.is_floating_point()), None)
         with precision_context_of(state, fp8_autocast_enabled=False):
             return self.teacher(inputs if dtype is None else _with_dtype(inputs, dtype))

@@ -11,19 +11,17 @@ import torch.nn.functional as F
 from composer.core import CHANGES_LAYERS, REPLACES_MODEL, SMOOTHS_TARGETS, Algorithm, Event, Placement, State
 from composer.loggers import Logger
 from composer.models import ComposerModel
-from composer.utils.batch_helpers import check_pair
+from composer.utils.batch_helpers import check_pair, find_part
 
 __all__ = ["NoOpModel", "NoOpModelClass"]
-
-_NAMES = ("labels", "label", "targets", "target")
 
 
 class NoOpModelClass(ComposerModel):
     """A model that multiplies the targets by its only parameter, which is trained towards 1.
 
-    A batch is `(anything, targets)`, or a mapping whose targets have the key `labels`, `label`, `targets` or `target`,
-    or else are the last value. The inputs are not used. In evaluation the outputs are the targets, so the accuracy is
-    1.
+    A batch is `(anything, targets)`, or a mapping whose targets have the key `labels`, `label`, `targets`, `target` or
+    `y`, or else are the last value. The inputs are not used. In evaluation the outputs are the targets, so the
+    accuracy is 1.
 
     Args:
         original_model: The model that is replaced. Its device and, if there is one, its attribute `num_classes` are
@@ -120,8 +118,7 @@ class NoOpModel(Algorithm):
 
 def _targets(batch: Any) -> torch.Tensor:
     if isinstance(batch, Mapping):
-        name = next((name for name in _NAMES if name in batch), next(reversed([*batch]), None))
-        targets = batch.get(name)
+        targets = batch.get(find_part(batch, "target") or next(reversed([*batch]), None))
     elif isinstance(batch, (tuple, list)):
         check_pair(batch, "NoOpModel")
         targets = batch[1]

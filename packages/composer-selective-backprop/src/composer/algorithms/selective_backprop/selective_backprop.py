@@ -26,7 +26,7 @@ from composer.core import (
 from composer.loggers import Logger
 from composer.models import ComposerModel
 from composer.utils import check_finite, check_integers, plain_number
-from composer.utils.batch_helpers import batch_get, batch_set
+from composer.utils.batch_helpers import batch_set
 
 __all__ = [
     "SelectiveBackprop",
@@ -207,7 +207,7 @@ class SelectiveBackprop(Algorithm):
             _check_model(state.model)
             return
         state.batch = batch = state.device.batch_to_device(state.batch)
-        input, target = batch_get(batch, self.input_key), batch_get(batch, self.target_key)
+        input, target = state.batch_get_item(self.input_key), state.batch_get_item(self.target_key)
         if not isinstance(input, torch.Tensor) or not isinstance(target, torch.Tensor):
             raise NotImplementedError(
                 f"`SelectiveBackprop` selects rows of a tensor of inputs and a tensor of targets, got "
@@ -225,7 +225,7 @@ class SelectiveBackprop(Algorithm):
         if isinstance(model, DistributedDataParallel):  # a pass without gradients needs no communication
             model = model.module
         if self.scale_factor != 1:
-            batch = batch_set(copy.copy(batch), self.input_key, _downsample(input, self.scale_factor))
+            batch = batch_set(copy.copy(batch), state.batch_key(self.input_key), _downsample(input, self.scale_factor))
         context = get_precision_context(state.precision, state.precision_config, device_type=input.device.type)
         with torch.no_grad(), _preserve_buffers(model):
             with context:

@@ -12,7 +12,7 @@ from composer.algorithms.utils.logits import logits_of
 from composer.core import REPLACES_MODEL, Algorithm, Event, Placement, State
 from composer.loggers import Logger
 from composer.utils import check_integers, plain_number
-from composer.utils.batch_helpers import batch_get, batch_set
+from composer.utils.batch_helpers import batch_set
 
 __all__ = ["TestTimeAugmentation", "average_views"]
 
@@ -158,14 +158,14 @@ class TestTimeAugmentation(Algorithm):
             state.outputs = _mean_outputs(state.outputs, count, self.level)
 
     def _expand(self, state: State) -> None:
-        images = batch_get(state.batch, self.input_key)
+        images = state.batch_get_item(self.input_key)
         _check_images(images, self.level, self.shift)
         views = _views(images, self.level, self.shift)
         self._plain = state.batch, len(images)
         repeated = _repeat(state.batch, len(images), len(views))
         if repeated is state.batch:
             repeated = copy.copy(state.batch)  # an object with the images as an attribute
-        state.batch = batch_set(repeated, self.input_key, torch.cat(views))
+        state.batch = batch_set(repeated, state.batch_key(self.input_key), torch.cat(views))
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_plain": None}  # a copy is not in a forward pass

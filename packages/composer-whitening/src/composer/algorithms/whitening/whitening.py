@@ -383,7 +383,7 @@ class Whitening(Algorithm):
         found: list[Any] = [None]
         if dist.get_global_rank() == 0:
             try:
-                found = [_filters_for(layer, self._images(loader, layer.weight.device), self.eps).cpu()]
+                found = [_filters_for(layer, self._images(state, loader, layer.weight.device), self.eps).cpu()]
             except Exception as error:  # noqa: BLE001 - raised on all ranks, which would wait forever otherwise
                 found = [error]
         dist.broadcast_object_list(found)
@@ -391,11 +391,11 @@ class Whitening(Algorithm):
             raise found[0]
         layer.set_filters(found[0])
 
-    def _images(self, loader: Any, device: torch.device) -> Iterator[torch.Tensor]:
+    def _images(self, state: State, loader: Any, device: torch.device) -> Iterator[torch.Tensor]:
         missing = self.num_images
         with seed_context(0):  # for transforms; the generators are restored afterwards
             for batch in _read(loader, self.num_images):
-                images = batch_get(batch, self.input_key)
+                images = batch_get(batch, state.batch_key(self.input_key, batch))
                 _check_images(images)
                 images = images[:missing]
                 missing -= len(images)

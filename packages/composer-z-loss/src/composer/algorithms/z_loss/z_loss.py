@@ -127,8 +127,7 @@ class ZLoss(Algorithm):
 
     Args:
         coefficient: The weight c of the term, at least 0. 0 only logs.
-        target_key: Position of the labels in the batch; see `State.batch_get_item`. None: "labels" of a mapping, and
-            1 of anything else.
+        target_key: Position of the labels in the batch; see `State.batch_get_item`. None: 1, the targets.
         mask_key: Position of a mask in the batch, with zeros where tokens do not count. None: only labels decide.
         ignore_index: The label of positions that do not count.
         shift_labels: Compare logits with the labels of the next tokens. None: as `shift_labels` of the model, which
@@ -192,7 +191,7 @@ class ZLoss(Algorithm):
     def _inputs(self, state: State) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Return logits, labels and mask, shifted to the same positions."""
         logits = logits_of(state.outputs, "ZLoss")
-        labels, mask = labels_and_mask(state.batch, self.target_key, self.mask_key)
+        labels, mask = labels_and_mask(state, self.target_key, self.mask_key)
         if shifts_labels(state, self.shift_labels):
             if logits.dim() < 3:
                 raise ValueError(
