@@ -27,7 +27,8 @@ from composer.core import (
 )
 from composer.core.hosted_run import total_loss
 from composer.loggers import Logger, LoggerDestination
-from composer.testing import SimpleModel, deep_compare
+from composer.testing import SimpleModel, deep_compare, run_on_ranks
+from composer.utils import dist
 
 
 def batches(sizes: tuple[int, ...] = (4, 4, 4, 2)) -> list[Any]:
@@ -618,6 +619,28 @@ def test_batches_of_a_step_weigh_by_the_labels_that_their_loss_counts() -> None:
     parts = make(loss=loss, dataloader=list(zip(inputs.split(2), labels.split(2), strict=True)), accumulate=3)
 
     deep_compare(train(whole), train(parts), atol=1e-6, rtol=1e-6)
+
+
+def train_in_ranks(rows: slice | None = None) -> dict[str, Any]:
+    """Train on rows of batches whose labels are ignored in part; on several ranks, each on its own rows."""
+    generator = torch.Generator().manual_seed(3)
+    inputs, labels = torch.randn(2, 6, 5, generator=generator), torch.tensor([[9, 0, 1, 9, 0, 1], [1, 9, 9, 9, 0, 1]])
+    if rows is None:
+        rows = (slice(0, 2), slice(2, 6))[dist.get_global_rank()]
+    net = network()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    data = [(x[rows], y[rows]) for x, y in zip(inputs, labels, strict=True)]
+    loss = functools.partial(criterion, ignore_index=9)
+    run = make(net, loss=loss, optimizers=optimizer, dataloader=data)
+    if dist.get_world_size() > 1:
+        run.use_model(torch.nn.parallel.DistributedDataParallel(net))
+    return train(run)
+
+
+def test_ranks_weigh_by_the_labels_that_their_loss_counts() -> None:
+    expected = train_in_ranks(slice(0, 6))
+    for result in run_on_ranks(train_in_ranks, 2):
+        deep_compare(expected, result, atol=1e-6, rtol=1e-6)
 
 
 def test_an_empty_batch_belongs_to_its_step() -> None:

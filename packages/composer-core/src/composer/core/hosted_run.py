@@ -80,6 +80,10 @@ class HostedRun:
     once per batch, such as `SelectiveBackprop`, thus does so for each batch of the loader. A batch is trained as a
     whole, even if an algorithm has cut it into more rows; the `Trainer` splits such batches.
 
+    `backward` multiplies the loss of a batch of `epoch` by its share of the step, as the `Trainer` does with
+    microbatches and ranks: that of the labels that the loss counts, or of the samples; see
+    `composer.core.loss_terms.LossTerms`. A host that announces the events itself accumulates by its own rule.
+
     After an exception in the loop, `abort` makes the run ready for another `begin_fit`.
 
     An optimizer that computes several gradients in a step (`SAM`, LBFGS) gets them by replay: `step` repeats the passes
@@ -95,7 +99,8 @@ class HostedRun:
         dataloader: The training data, iterated by `epoch`: an iterable of batches, or a `DataSpec`, whose functions
             transform and count them.
         forward: `forward(module, batch) -> outputs`. None: `module(inputs)`, the first part of the batch.
-        loss: `loss(outputs, batch) -> loss`; with an argument `reduction` if an algorithm needs the loss per example.
+        loss: `loss(outputs, batch) -> loss`; with an argument `reduction` if an algorithm needs the loss per example,
+            and an argument or attribute `ignore_index` if it ignores labels.
         accumulate: Batches of the loader per step of the optimizers.
         seed: The seed of the first rank; rank r uses `seed + r`.
         precision: A `Precision` or its name. `loss` computes outputs and loss in it.

@@ -52,6 +52,7 @@ class LossTerms:
         self._ignored = ignored_label(model if function is None else function)
         weight = loss_setting(function, "weight") if is_returned and self._ignored is not None else None
         self._class_weights = weight if isinstance(weight, torch.Tensor) else None
+        self._shifts = bool(getattr(model, "shift_labels", False))
         self._has_warned = False
 
     def count(self, batch: Any) -> Count:
@@ -108,7 +109,7 @@ class LossTerms:
             return None
         if self._ignored is None and labels.device.type != "cpu":
             return None
-        return labels[:, 1:] if labels.dim() > 1 and getattr(self._model, "shift_labels", False) else labels
+        return labels[:, 1:] if self._shifts and labels.dim() > 1 else labels
 
 
 def _targets_of(model: Any, batch: Any) -> Any:
