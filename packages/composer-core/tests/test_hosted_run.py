@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import io
 from collections.abc import Callable
 from typing import Any
@@ -26,7 +27,8 @@ from composer.core import (
 )
 from composer.core.hosted_run import total_loss
 from composer.loggers import Logger, LoggerDestination
-from composer.testing import SimpleModel, deep_compare
+from composer.testing import SimpleModel, deep_compare, run_on_ranks
+from composer.utils import dist
 
 
 def batches(sizes: tuple[int, ...] = (4, 4, 4, 2)) -> list[Any]:
@@ -39,8 +41,8 @@ def network(dropout: float = 0.0) -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Linear(5, 6), torch.nn.Dropout(dropout), torch.nn.Linear(6, 2))
 
 
-def criterion(outputs: Any, batch: Any, reduction: str = "mean") -> torch.Tensor:
-    return cross_entropy(outputs, batch[1], reduction=reduction)
+def criterion(outputs: Any, batch: Any, reduction: str = "mean", ignore_index: int = -100) -> torch.Tensor:
+    return cross_entropy(outputs, batch[1], reduction=reduction, ignore_index=ignore_index)
 
 
 def make(net: torch.nn.Module | None = None, algorithms: Any = (), **options: Any) -> HostedRun:
@@ -608,6 +610,37 @@ def test_a_step_without_samples_is_answered(accumulate: int) -> None:
     run.begin_fit()
     with pytest.raises(ValueError, match="The batches of a step must have samples, got 0"):
         next(run.epoch())
+
+
+def test_batches_of_a_step_weigh_by_the_labels_that_their_loss_counts() -> None:
+    inputs, labels = torch.randn(6, 5, generator=torch.Generator().manual_seed(3)), torch.tensor([9, 9, 1, 9, 0, 1])
+    loss = functools.partial(criterion, ignore_index=9)
+    whole = make(loss=loss, dataloader=[(inputs, labels)])
+    parts = make(loss=loss, dataloader=list(zip(inputs.split(2), labels.split(2), strict=True)), accumulate=3)
+
+    deep_compare(train(whole), train(parts), atol=1e-6, rtol=1e-6)
+
+
+def train_in_ranks(rows: slice | None = None) -> dict[str, Any]:
+    """Train on rows of batches whose labels are ignored in part; on several ranks, each on its own rows."""
+    generator = torch.Generator().manual_seed(3)
+    inputs, labels = torch.randn(2, 6, 5, generator=generator), torch.tensor([[9, 0, 1, 9, 0, 1], [1, 9, 9, 9, 0, 1]])
+    if rows is None:
+        rows = (slice(0, 2), slice(2, 6))[dist.get_global_rank()]
+    net = network()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    data = [(x[rows], y[rows]) for x, y in zip(inputs, labels, strict=True)]
+    loss = functools.partial(criterion, ignore_index=9)
+    run = make(net, loss=loss, optimizers=optimizer, dataloader=data)
+    if dist.get_world_size() > 1:
+        run.use_model(torch.nn.parallel.DistributedDataParallel(net))
+    return train(run)
+
+
+def test_ranks_weigh_by_the_labels_that_their_loss_counts() -> None:
+    expected = train_in_ranks(slice(0, 6))
+    for result in run_on_ranks(train_in_ranks, 2):
+        deep_compare(expected, result, atol=1e-6, rtol=1e-6)
 
 
 def test_an_empty_batch_belongs_to_its_step() -> None:

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import peft
 import pytest
+import tiny
 import torch
 from torchmetrics.classification import MulticlassAccuracy
-from transformers import BertConfig, BertForSequenceClassification, GPT2Config, GPT2LMHeadModel
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    GPT2Config,
+    GPT2LMHeadModel,
+    SegformerConfig,
+    SegformerForSemanticSegmentation,
+)
 
 from composer import Trainer
+from composer.core import HostedRun
 from composer.models import HuggingFaceModel, ModuleWithLoss
 from composer.testing import deep_compare
 
@@ -95,6 +105,78 @@ def test_without_metrics_an_evaluation_has_the_mean_loss_over_all_labels() -> No
         losses = [network(**batch).loss for batch in (first, second)]
     expected = (losses[0] * 4 * 4 + losses[1] * 7) / (4 * 4 + 7)  # labels, but for the first token of each text
     torch.testing.assert_close(trainer.state.eval_metric_values["Loss"], expected)
+
+
+def padded() -> dict[str, torch.Tensor]:
+    tokens = torch.randint(2, 60, (4, 8), generator=torch.Generator().manual_seed(0))
+    lengths = torch.tensor([[8], [6], [2], [1]])
+    return {"input_ids": tokens, "labels": tokens.masked_fill(torch.arange(8) >= lengths, -100)}
+
+
+def segments() -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(3, (4, 32, 32), generator=generator)
+    labels[:2, :28] = 255
+    return {"pixel_values": torch.randn(4, 3, 32, 32, generator=generator), "labels": labels}
+
+
+def segformer() -> SegformerForSemanticSegmentation:
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = dict.fromkeys(("depths", "num_attention_heads", "sr_ratios"), [1] * 4)
+    dropout = dict.fromkeys(("hidden_dropout_prob", "drop_path_rate", "classifier_dropout_prob"), 0.0)
+    config = SegformerConfig(hidden_sizes=[4] * 4, decoder_hidden_size=4, num_labels=3, **sizes, **dropout)
+    model = SegformerForSemanticSegmentation(config)
+    model.decode_head.batch_norm = torch.nn.Identity()  # its statistics are those of a microbatch
+    return model
+
+
+MODELS: dict[str, tuple[Any, Any]] = {
+    "next tokens": (partial(tiny.gpt2, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0), padded),
+    "masked tokens": (partial(tiny.bert, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0), padded),
+    "an encoder-decoder": (partial(tiny.t5, dropout_rate=0.0), padded),
+    "pixels": (segformer, segments),
+}
+
+
+@pytest.mark.parametrize("on_tokens", [False, True])
+@pytest.mark.parametrize("case", MODELS)
+def test_microbatches_weigh_by_the_labels_that_the_loss_counts(case: str, on_tokens: bool) -> None:
+    make, batch = MODELS[case]
+
+    def weights(size: int) -> dict[str, torch.Tensor]:
+        model = make()
+        Trainer(
+            model=model,
+            train_dataloader=[batch()] * 2,
+            max_duration="1ep",
+            optimizers=torch.optim.SGD(model.parameters(), lr=0.1),
+            device_train_microbatch_size=size,
+            accumulate_train_batch_on_tokens=on_tokens,
+            progress_bar=False,
+        ).fit()
+        found: dict[str, torch.Tensor] = model.state_dict()
+        return found
+
+    deep_compare(weights(4), weights(2), atol=1e-6, rtol=0.0)
+
+
+def test_the_batches_of_a_step_in_a_loop_weigh_by_the_labels_that_the_loss_counts() -> None:
+    make, batch = MODELS["next tokens"][0], padded()
+    halves = [{name: value[rows] for name, value in batch.items()} for rows in (slice(0, 2), slice(2, 4))]
+
+    def weights(batches: list[Any]) -> dict[str, torch.Tensor]:
+        model = HuggingFaceModel(make())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        run = HostedRun(model, optimizers=optimizer, dataloader=batches, max_duration="2ep", accumulate=len(batches))
+        run.begin_fit()
+        while not run.is_over():
+            for each in run.epoch():
+                run.backward(run.loss(each))
+                run.step()
+        run.end_fit()
+        return model.state_dict()
+
+    deep_compare(weights([batch]), weights(halves), atol=1e-6, rtol=0.0)
 
 
 def test_without_labels_there_is_no_loss_to_evaluate() -> None:

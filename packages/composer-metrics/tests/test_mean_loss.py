@@ -16,6 +16,9 @@ def test_batches_count_by_their_number_of_examples() -> None:
     torch.testing.assert_close(metric.compute(), losses.mean(), rtol=1e-3, atol=0.0)  # a half has 11 bits
     assert not metric.compute().requires_grad
 
+    metric.update(torch.tensor(torch.nan), torch.tensor(0))  # a mean over no labels
+    torch.testing.assert_close(metric.compute(), losses.mean(), rtol=1e-3, atol=0.0)
+
     metric.reset()
     metric.update(torch.tensor(4.0), 2)
     assert 4 == metric.compute()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -143,7 +144,7 @@ def on_ranks() -> dict[str, Any]:
     # The first one makes a Trainer, which initialises the process group.
     parts = (
         *(agreements, all_cases, gradients_by_strategy, two_passes, unequal_loaders, evaluations, host_values),
-        *(unsized_evaluations, without_passes),
+        *(unsized_evaluations, without_passes, ignored_labels),
     )
     return {part.__name__: part() for part in parts}
 
@@ -174,6 +175,53 @@ def test_two_ranks_with_parts_of_the_batch_match_one_with_the_whole(case: str, r
     for result in (first, second):
         deep_compare(expected, result[case], atol=1e-10, rtol=1e-10)
     deep_compare(first[case]["weights"], second[case]["weights"])
+
+
+LABELS = torch.tensor([[0, 255, 255, 1, 1, 0], [255, 255, 255, 0, 1, 255], [255] * 6, [1, 0, 255, 255, 0, 1]])
+IGNORING: dict[str, Callable[..., torch.Tensor]] = {
+    "said": torch.nn.CrossEntropyLoss(ignore_index=255),
+    "class weights": torch.nn.CrossEntropyLoss(torch.tensor([1.0, 5.0], dtype=torch.float64), ignore_index=255),
+    "not said": lambda outputs, labels: torch.nn.functional.cross_entropy(outputs, labels.long()),
+}
+
+
+def trained_on_labels(case: str, part: slice, **kwargs: Any) -> dict[str, Any]:
+    labels = LABELS.where(LABELS != 255, -100) if case == "not said" else LABELS
+    net = Regression().net
+    trainer = Trainer(
+        model=net,
+        loss=IGNORING[case],
+        train_dataloader=[(X[i, part], labels[i, part]) for i in (0, 1, 3)],
+        optimizers=torch.optim.SGD(net.parameters(), lr=0.1),
+        max_duration="2ep",
+        progress_bar=False,
+        device="cpu",
+        **kwargs,
+    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "`loss` must say which labels")
+        trainer.fit()
+    result = {"weights": weights_of(trainer), "losses": trainer.state.total_loss_dict}
+    trainer.close()
+    return result
+
+
+def ignored_labels() -> dict[str, Any]:
+    part = EVEN[dist.get_global_rank()]
+    sizes = {"whole": None, "parts": 2}
+    return {
+        f"{case} {name}": trained_on_labels(case, part, device_train_microbatch_size=size)
+        for case in IGNORING
+        for name, size in sizes.items()
+    }
+
+
+@pytest.mark.parametrize("size", ["whole", "parts"])
+@pytest.mark.parametrize("case", IGNORING)
+def test_ranks_weigh_by_the_labels_that_their_loss_counts(case: str, size: str, ranks: Ranks) -> None:
+    expected = trained_on_labels(case, slice(0, 6))
+    for result in ranks("ignored_labels"):
+        deep_compare(expected, result[f"{case} {size}"], atol=1e-12, rtol=1e-12)
 
 
 class WithoutPasses(torch.optim.Optimizer):
@@ -523,7 +571,7 @@ def test_ranks_agree_on_the_run_and_refuse_together(ranks: Ranks) -> None:
     for error in seed:
         assert "`seed` must be from 0 to 4294967294, so that every rank gets one, got 4294967295" in error
     for error in tokens:
-        assert "`accumulate_train_batch_on_tokens=True` needs the number of tokens, but the batch is not" in error
+        assert "`accumulate_train_batch_on_tokens=True` needs the number of tokens, but the batch has no class" in error
 
 
 # ---- numbers of the host, and gradient scaling

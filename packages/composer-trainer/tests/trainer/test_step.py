@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from shared_runs import Quiet
 
 from composer.core import Callback, DataSpec, State
 from composer.core.data_spec import default_split_batch
+from composer.core.loss_terms import LossTerms
 from composer.loggers import Logger
 from composer.testing import SimpleModel, deep_compare
+from composer.trainer import Trainer
 
 MakeTrainer = Any  # the fixture's class, in conftest.py
 
@@ -168,19 +172,120 @@ def test_what_has_no_token_that_counts_contributes_nothing(make_trainer: MakeTra
     assert losses == pytest.approx(seen)
     for theirs, ours in zip(expected.parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(theirs, ours)
-    assert "Batch 2 has no loss-generating tokens" in caplog.text
+    assert "Batch 2 has no labels that the loss counts" in caplog.text
+
+
+SEGMENTS = torch.randint(3, (4, 2, 5, 5), generator=torch.Generator().manual_seed(1))
+SEGMENTS[:, :1, :4] = 255  # the first microbatch of each batch has fewer pixels, and that of the last batch none
+SEGMENTS[3, 0] = 255
+
+
+def cross_entropy_of_bytes(outputs: torch.Tensor, targets: torch.Tensor, ignore_index: int = 255) -> torch.Tensor:
+    return F.cross_entropy(outputs, targets.long(), ignore_index=ignore_index)
+
+
+def sum_of_squares(outputs: torch.Tensor, targets: torch.Tensor, reduction: str = "sum") -> torch.Tensor:
+    return outputs.square().sum()
+
+
+IGNORING: dict[str, tuple[Callable[..., torch.Tensor], int, torch.dtype]] = {
+    "module": (torch.nn.CrossEntropyLoss(ignore_index=255), 255, torch.int64),
+    "class weights": (torch.nn.CrossEntropyLoss(torch.tensor([1.0, 9.0, 2.0]), ignore_index=255), 255, torch.int64),
+    "bound argument": (partial(F.cross_entropy, ignore_index=-1), -1, torch.int64),
+    "default argument": (F.cross_entropy, -100, torch.int64),
+    "bytes": (cross_entropy_of_bytes, 255, torch.uint8),
+    "sum": (partial(F.cross_entropy, reduction="sum", ignore_index=255), 255, torch.int64),
+    "sum of squares": (sum_of_squares, 255, torch.int64),
+    "mean over all": (torch.nn.CrossEntropyLoss(ignore_index=255, reduction="none"), 255, torch.int64),
+}
+
+
+def trained_on_segments(case: str, size: int, **options: Any) -> dict[str, Any]:
+    loss, ignored, dtype = IGNORING[case]
+    generator = torch.Generator().manual_seed(0)
+    segments = SEGMENTS.where(SEGMENTS != 255, ignored).to(dtype)
+    batches = [(torch.randn(2, 3, 5, 5, generator=generator), targets) for targets in segments]
+    torch.manual_seed(0)
+    net = torch.nn.Conv2d(3, 3, 1)
+    trainer = Trainer(
+        model=net,
+        loss=loss,
+        train_dataloader=batches,
+        optimizers=torch.optim.SGD(net.parameters(), lr=0.01),
+        device_train_microbatch_size=size,
+        max_duration="1ep",
+        progress_bar=False,
+        **options,
+    )
+    trainer.fit()
+    return {**net.state_dict(), **trainer.state.total_loss_dict}
+
+
+@pytest.mark.parametrize("on_tokens", [False, True])
+@pytest.mark.parametrize("case", IGNORING)
+def test_microbatches_weigh_by_the_terms_of_their_loss(case: str, on_tokens: bool) -> None:
+    parts = trained_on_segments(case, 1, accumulate_train_batch_on_tokens=on_tokens)
+    deep_compare(trained_on_segments(case, 2), parts, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("case", ["module", "class weights"])
+def test_counts_of_labels_on_an_accelerator_stay_tensors(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected, count = trained_on_segments(case, 2), LossTerms.count
+    monkeypatch.setattr(LossTerms, "count", lambda terms, batch: torch.as_tensor(count(terms, batch)))
+    deep_compare(expected, trained_on_segments(case, 1), atol=1e-6, rtol=1e-6)
+
+    terms = LossTerms(torch.nn.Module(), DataSpec([]))
+    terms._ignored = 255
+    assert "meta" == count(terms, (None, SEGMENTS[0].to("meta"))).device.type  # reading its number would raise
+
+
+def test_a_loss_that_does_not_say_what_it_ignores_is_reported_once() -> None:
+    targets = torch.tensor([[0, 1], [-100, 1], [1, 0], [-100, -100]])
+    inputs = torch.randn(4, 3, 2, generator=torch.Generator().manual_seed(0))
+
+    def trained(size: int) -> dict[str, Any]:
+        torch.manual_seed(0)
+        net = torch.nn.Conv1d(3, 2, 1)
+        Trainer(
+            model=net,
+            loss=lambda outputs, targets: F.cross_entropy(outputs, targets.long()),
+            train_dataloader=[(inputs, targets)] * 2,
+            optimizers=torch.optim.SGD(net.parameters(), lr=0.1),
+            device_train_microbatch_size=size,
+            progress_bar=False,
+            max_duration="1ep",
+        ).fit()
+        return net.state_dict()
+
+    with pytest.warns(UserWarning, match="Give the loss an attribute `ignore_index`") as caught:
+        parts = trained(2)
+
+    assert 1 == len(caught)
+    deep_compare(trained(4), parts, atol=1e-6, rtol=1e-6)
+
+
+def test_a_method_of_the_user_may_divide_what_its_loss_function_returns() -> None:
+    class Dividing(SimpleModel):
+        def __init__(self) -> None:
+            super().__init__()
+            self.loss_fn = torch.nn.CrossEntropyLoss(reduction="sum")
+
+        def loss(self, outputs: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+            return self.loss_fn(outputs, batch[1]) / len(batch[1])
+
+    assert not LossTerms(Dividing(), DataSpec([])).is_sum
 
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_tokens_that_nobody_counts_cannot_weigh(make_trainer: MakeTrainer, size: int) -> None:
     trainer = make_trainer(
-        train_dataloader=make_trainer.loader(4, batch_size=4),
+        train_dataloader=[(x, y.float()) for x, y in make_trainer.loader(4, batch_size=4)],
         device_train_microbatch_size=size,
         accumulate_train_batch_on_tokens=True,
         max_duration="1ba",
     )
 
-    with pytest.raises(ValueError, match="needs the number of tokens, but the batch is not a dict"):
+    with pytest.raises(ValueError, match="needs the number of tokens, but the batch has no class indices as labels"):
         trainer.fit()
 
 

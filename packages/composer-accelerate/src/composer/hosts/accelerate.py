@@ -81,6 +81,9 @@ class AcceleratedRun:
     of an optimizer announces the events after the backward pass. Optimizers that need several gradients per step
     (`SAM`) get them by repeating the step's passes on the prepared model, with gradients synchronized between ranks.
 
+    Accelerate divides the loss of each batch by `gradient_accumulation_steps`, and DDP averages ranks, so that batches
+    count the same in a step, however many samples or labels they have. `Trainer` and `HostedRun` weight them by these.
+
     `accelerator.save_state` saves the state of the run on every rank, and the weights that algorithms want saved, such
     as averages; `accelerator.load_state`, before `epochs`, restores both. Training then continues after the last batch
     that was trained on, without reading the earlier ones. Save between two steps.

@@ -23,6 +23,7 @@ from composer.core.engine import Engine, Plan
 from composer.core.event import Event
 from composer.core.failed_step import describe_failed_step
 from composer.core.logging import Logger, LoggerDestination
+from composer.core.loss_terms import Count, LossTerms, share_of, weighted
 from composer.core.ordering import ConflictError, Ordering
 from composer.core.precision import Precision, precision_context_of
 from composer.core.saving.optimizers import named
@@ -96,6 +97,10 @@ class HostedRun:
     once per batch, such as `SelectiveBackprop`, thus does so for each batch of the loader. A batch is trained as a
     whole, even if an algorithm has cut it into more rows; the `Trainer` splits such batches.
 
+    `backward` multiplies the loss of a batch of `epoch` by its share of the step, as the `Trainer` does with
+    microbatches and ranks: that of the labels that the loss counts, or of the samples; see
+    `composer.core.loss_terms.LossTerms`. A host that announces the events itself accumulates by its own rule.
+
     After an exception in the loop, `abort` makes the run ready for another `begin_fit`.
 
     An optimizer that computes several gradients in a step (`SAM`, LBFGS) gets them by replay: `step` repeats the passes
@@ -111,7 +116,8 @@ class HostedRun:
         dataloader: The training data, iterated by `epoch`: an iterable of batches, or a `DataSpec`, whose functions
             transform and count them.
         forward: `forward(module, batch) -> outputs`. None: `module(inputs)`, the first part of the batch.
-        loss: `loss(outputs, batch) -> loss`; with an argument `reduction` if an algorithm needs the loss per example.
+        loss: `loss(outputs, batch) -> loss`; with an argument `reduction` if an algorithm needs the loss per example,
+            and an argument or attribute `ignore_index` if it ignores labels.
         accumulate: Batches of the loader per step of the optimizers.
         seed: The seed of the first rank; rank r uses `seed + r`.
         precision: A `Precision` or its name. `loss` computes outputs and loss in it.
@@ -224,10 +230,10 @@ class HostedRun:
         self._samples: float = 0
         self._tokens = 0
         self._has_batch = False
-        self._weights: list[float] = []  # of the batches of the step; empty if the host weights them
+        self._weights: list[Count] = []  # of the batches of the step; empty if the host weights them
         self._next = 0  # the index of the next one
-        self._passes: list[tuple[Any, float, dict[str, torch.Tensor]]] = []  # batch, weight and random state
-        self._weight = 1.0
+        self._passes: list[tuple[Any, Count, dict[str, torch.Tensor]]] = []  # batch, weight and random state
+        self._weight: Count = 1.0
         self._is_first = True
         self.replay_index: int | None = None
         self._sum: torch.Tensor | None = None  # the loss of the passes so far
@@ -357,6 +363,7 @@ class HostedRun:
             self._loaded = None
         self.replays = any(needs_closure(optimizer) for optimizer in self.state.optimizers)
         self._is_distributed = dist.get_world_size() > 1
+        self._terms = LossTerms(self.state.model, self._spec)
         self._stepped = None
         self._first_batch, self._is_described = self.state.timestamp.batches, False
         self._phase = _FIT
@@ -421,16 +428,22 @@ class HostedRun:
             if not group:
                 break
             dispatch = self.engine.dispatch
-            if len(group) == 1 and not (dispatch.after_dataloader or dispatch.batch_start):
-                counts = [self._samples]
-            else:  # rows may have been dropped or added
-                counts = [spec.get_num_samples_in_batch(batch) for batch in group]
-            if not sum(counts):
+            samples = self._samples
+            if dispatch.after_dataloader or dispatch.batch_start:  # rows may have been dropped or added
+                samples = sum(spec.get_num_samples_in_batch(batch) for batch in group)
+            if not samples:
                 raise ValueError(
                     "The batches of a step must have samples, got 0. Leave empty batches out of the loader, or correct "
                     "`get_num_samples_in_batch`."
                 )
-            self._weights = [count / sum(counts) for count in counts]
+            if self._terms.is_sum or (len(group) == 1 and not self._is_distributed):
+                self._weights = [1.0] * len(group)
+            else:
+                counts = [self._terms.count(batch) for batch in group]
+                total: Any = sum(counts)
+                if self._is_distributed:
+                    total = _mean_over_ranks(state, total)
+                self._weights = [share_of(count, total) for count in counts]
             for batch in group:
                 yield spec.microbatch_transforms(state.device.batch_to_device(batch))
             self._require("the iteration of `epoch`", _EPOCH, hint="Call `loss`, `backward` and `step` for each batch.")
@@ -634,8 +647,8 @@ class HostedRun:
                 "`backward=lambda loss: scaler.scale(loss).backward()` and step with the scaler."
             )
         total = total_loss(loss)
-        if self._weight != 1.0:
-            total = total * self._weight
+        if isinstance(self._weight, torch.Tensor) or self._weight != 1.0:
+            total = weighted(total, self._weight, self.state.outputs)
         self._sum = total.detach() if self._sum is None else self._sum + total.detach()
         self._backward = backward
         if backward is not None:
@@ -1329,7 +1342,8 @@ def total_loss(loss: Any) -> torch.Tensor:
         loss = tuple(loss.values())
     if not isinstance(loss, Sequence) or isinstance(loss, str) or not loss:
         raise TypeError(
-            f"`loss` must be a tensor, a sequence of tensors or a dict of tensors, got {type(loss).__name__}."
+            f"`loss` must be a tensor, a sequence of tensors or a dict of tensors, got {type(loss).__name__}. "
+            f"Check what the model's `loss` method returns."
         )
     return sum((total_loss(part) for part in loss[1:]), start=total_loss(loss[0]))
 
@@ -1379,6 +1393,14 @@ def _autocast_of(state: State) -> AbstractContextManager[None]:
 def _copied(batch: Any) -> Any:
     """Return a batch that can be changed in place; its tensors are the same."""
     return batch if isinstance(batch, (torch.Tensor, tuple)) else copy.copy(batch)
+
+
+def _mean_over_ranks(state: State, count: Count) -> Count:
+    device = "cuda" if state.device.torch_type == "cuda" else "cpu"
+    total = torch.as_tensor(count, dtype=torch.float64, device=device).clone()
+    dist.all_reduce(total)
+    mean = total / dist.get_world_size()
+    return mean.item() if device == "cpu" else mean.float()  # an accelerator would wait for the number
 
 
 def _sum_over_ranks(state: State, samples: float, tokens: int) -> tuple[float, int]:

@@ -5,11 +5,18 @@ from __future__ import annotations
 import functools
 import inspect
 import warnings
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import torch
 
-__all__ = ["check_for_index_targets", "ensure_targets_one_hot", "ignored_label", "infer_target_type"]
+__all__ = [
+    "check_for_index_targets",
+    "ensure_targets_one_hot",
+    "ignored_label",
+    "infer_target_type",
+    "loss_setting",
+]
 
 _INDEX_DTYPES = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 
@@ -95,22 +102,56 @@ def ignored_label(loss: Any) -> int | None:
         ... )
         (255, -100)
     """
-    index = getattr(loss, "ignore_index", None)
+    for layer in _layers(loss):
+        index = _setting(layer, "ignore_index")
+        if isinstance(index, int):
+            return index
+    return None
+
+
+def loss_setting(loss: Any, name: str) -> Any:
+    """Return a setting of a loss, such as its `reduction`, or None if the loss does not say.
+
+    Args:
+        loss: A loss or a model, as for `ignored_label`.
+        name: The name of the attribute or argument.
+
+    Example:
+        >>> loss_setting(torch.nn.CrossEntropyLoss(label_smoothing=0.1), "label_smoothing")
+        0.1
+    """
+    values = (_setting(layer, name) for layer in _layers(loss))
+    return next((value for value in values if value is not None), None)
+
+
+def _layers(loss: Any) -> Iterator[Any]:
+    """Yield a loss or model, and what it calls to compute the loss, from the outside to the inside."""
+    inner: Any = loss
+    while inner is not None:
+        yield inner
+        if isinstance(inner, functools.partial):
+            inner = inner.func
+        else:
+            parts = (getattr(inner, name, None) for name in ("loss_fn", "_loss_fn", "criterion", "module"))
+            inner = next(filter(callable, parts), None)
+
+
+def _setting(loss: Any, name: str) -> Any:
+    """Return an attribute of a loss, an argument that is bound in it, or the default of its argument; None if none."""
     if isinstance(loss, functools.partial):
-        index = loss.keywords.get("ignore_index")
-        if index is None:
-            return ignored_label(loss.func)
-    if isinstance(index, int):
-        return index
-    for name in ("loss_fn", "_loss_fn", "module"):
-        inner = getattr(loss, name, None)
-        if callable(inner):
-            return ignored_label(inner)
-    try:
-        parameter = inspect.signature(loss).parameters.get("ignore_index")
-    except (TypeError, ValueError):  # not callable, or a C function without a signature
+        return loss.keywords.get(name)
+    value = getattr(loss, name, None)
+    if value is not None or isinstance(loss, torch.nn.Module):
+        return value
+    # Same as `inspect.signature`, which takes longer than the loss of a small batch.
+    function = inspect.unwrap(loss)
+    function = function if hasattr(function, "__code__") else getattr(type(function), "__call__", None)  # noqa: B004
+    code = getattr(function, "__code__", None)
+    if code is None:
         return None
-    return parameter.default if parameter is not None and isinstance(parameter.default, int) else None
+    named = reversed(code.co_varnames[: code.co_argcount])
+    defaults = dict(zip(named, reversed(function.__defaults__ or ()), strict=False))
+    return {**defaults, **(function.__kwdefaults__ or {})}.get(name)
 
 
 def _one_hot(

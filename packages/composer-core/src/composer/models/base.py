@@ -52,6 +52,10 @@ class ComposerModel(torch.nn.Module, abc.ABC):
     optimizers of the Trainer take turns in every batch: optimizer i steps after its own forward and backward pass,
     before which `begin_turn(i)` is called, so that `forward` and `loss` can compute the loss of one network.
 
+    With an attribute `ignore_index`, or a `loss_fn` that has one, microbatches and ranks are weighted by the labels of a
+    batch that are something else, which are those that the mean of the loss is over. With `shift_labels = True` the
+    first label of each row does not count either. Otherwise they are weighted by their samples.
+
     Attributes:
         logger: The logger of the Trainer that trains this model, or None. It is copied, but not pickled.
 

@@ -29,15 +29,16 @@ class MeanLoss(Metric):
         self.add_state("total", torch.zeros(()), dist_reduce_fx="sum")
         self.add_state("count", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
 
-    def update(self, loss: torch.Tensor, num_examples: int) -> None:
+    def update(self, loss: torch.Tensor, num_examples: int | torch.Tensor) -> None:
         """Add a batch.
 
         Args:
-            loss: The mean loss of the batch, one element.
-            num_examples: The number of examples in the batch.
+            loss: The mean loss of the batch, one element. It does not count if there are no examples.
+            num_examples: The number of examples in the batch, or of the labels that the mean is over.
         """
-        self.total += loss.detach().float() * num_examples
-        self.count += num_examples
+        count = torch.as_tensor(num_examples, device=loss.device)
+        self.total += torch.where(count > 0, loss.detach().float() * count, 0.0)
+        self.count += count
 
     def compute(self) -> torch.Tensor:
         """Return the mean loss; NaN before the first batch."""

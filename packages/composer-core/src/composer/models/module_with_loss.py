@@ -13,6 +13,7 @@ import torch
 
 from composer.core._registry import load
 from composer.core.types import Batch
+from composer.loss.utils import check_for_index_targets, ignored_label, loss_setting
 from composer.models.base import ComposerModel
 from composer.utils.batch_helpers import batch_get, fields_of, find_part, is_batch_dataclass
 
@@ -34,7 +35,8 @@ class ModuleWithLoss(ComposerModel):
             `torch.nn.CrossEntropyLoss()`. The result is as in `ComposerModel.loss`. Algorithms that need one loss per
             example pass `reduction="none"`, or set it in a module.
         metrics: A metric of torchmetrics, a `MetricCollection`, a sequence or a dict; for training and evaluation.
-            None: "Loss" in evaluation, the mean of the loss over all examples, if torchmetrics is installed.
+            None: "Loss" in evaluation, the mean of the loss over all examples or all labels that the loss does not
+            ignore, if torchmetrics is installed.
         input_key: The inputs of the module in a batch: the index, key or attribute name of its only argument; a
             sequence of these, one per argument; or a function `batch -> inputs`. None: a tensor itself; the first of
             the two parts of a tuple or list; all of a mapping or dataclass except the targets, as keyword arguments or
@@ -173,7 +175,11 @@ class ModuleWithLoss(ComposerModel):
         if self._measures_loss:
             loss = self.loss(outputs, batch)
             parts = loss.values() if isinstance(loss, Mapping) else loss if isinstance(loss, (tuple, list)) else [loss]
-            metric.update(torch.stack([part.mean() for part in parts]).sum(), _num_examples(targets))
+            ignored, count = ignored_label(self.loss_fn), _num_examples(targets)
+            are_indices = isinstance(targets, torch.Tensor) and check_for_index_targets(targets)
+            if are_indices and ignored is not None and loss_setting(self.loss_fn, "reduction") in ("mean", None):
+                count = (targets != ignored).sum()
+            metric.update(torch.stack([part.mean() for part in parts]).sum(), count)
             return
         if _are_probabilities(outputs, targets) and isinstance(metric, index_metrics()):
             targets = targets.argmax(dim=1)
@@ -262,7 +268,7 @@ def _named_metrics(metrics: Any) -> dict[str, Any]:
     return named
 
 
-def _num_examples(targets: Any) -> int:
+def _num_examples(targets: Any) -> Any:
     """Return the length of the first tensor in nested targets; 1 if there is none."""
     if isinstance(targets, torch.Tensor):
         return len(targets) if targets.dim() else 1

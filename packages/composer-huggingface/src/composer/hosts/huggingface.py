@@ -105,6 +105,10 @@ class ComposerMixin(_Trainer):
     With the same seed and the same batches the weights equal those of composer's own `Trainer`, bit for bit, unless
     transformers itself acts as well: by default, it clips gradients and lowers the learning rate.
 
+    Batches of a step and ranks are weighted by the rule of transformers: a model or a `compute_loss_func` that takes
+    `num_items_in_batch` divides the sum of its loss by the number of labels of the step that are not -100; other losses
+    are divided by `gradient_accumulation_steps`, so that batches count the same.
+
     Models may be sharded by FSDP2: `TrainingArguments(fsdp=True, fsdp_config={"version": 2})`.
 
     A checkpoint contains the state of the algorithms, in `composer.pt`, and the weights that algorithms want to have

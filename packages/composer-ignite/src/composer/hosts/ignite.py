@@ -71,6 +71,9 @@ class IgniteRun:
     With the same seed and the same batches the weights equal those of composer's own `Trainer`, bit for bit. An
     optimizer that needs several gradients per step (`SAM`) gets them by repeating the passes of the step.
 
+    Ignite divides the loss of each batch by `gradient_accumulation_steps`, and DDP averages ranks, so that batches
+    count the same in a step, however many samples or labels they have. `Trainer` and `HostedRun` weight them by these.
+
     `Checkpoint(run.to_save(trainer), ...)` saves the state of the run, and the weights that algorithms want saved, such
     as averages. `Checkpoint.load_objects(run.to_save(trainer), checkpoint)` restores both; `trainer.run` then continues
     after the last batch that was trained on. So does another `trainer.run` after an exception.

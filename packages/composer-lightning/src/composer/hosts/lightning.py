@@ -105,7 +105,9 @@ class ComposeCallback(pl.Callback):
     weights, not averages, and can be fitted again; an interrupted epoch counts as a full one.
 
     With gradient accumulation, events of the loader occur for each of its batches, and optimizers that need several
-    gradients per step (`SAM`) get those of all batches of the step.
+    gradients per step (`SAM`) get those of all batches of the step. Lightning divides the loss of each batch by
+    `accumulate_grad_batches`, and DDP averages ranks, so that batches count the same in a step, however many samples or
+    labels they have. `Trainer` and `HostedRun` weight them by these.
 
     Args:
         algorithms: The algorithms.

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,6 +24,7 @@ import torch
 from torch.amp.grad_scaler import _refresh_per_optimizer_state
 
 from composer.core import Evaluator, State
+from composer.core.loss_terms import tensors_in
 from composer.distributed._lost_ranks import is_communication_error
 from composer.trainer.ranks import SingleProcess
 from composer.trainer.resume.generators import global_states, set_global_states
@@ -138,21 +139,6 @@ class Snapshot:
             set_global_states(self._generators)
         self._fitted.clear()
         empty_cache()
-
-
-def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """Iterate over all tensors in nested mappings, sequences and objects with attributes."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for part in value.values():
-            yield from tensors_in(part)
-    elif isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
-        for part in value:
-            yield from tensors_in(part)
-    elif hasattr(value, "__dict__") and not isinstance(value, type):
-        for part in vars(value).values():
-            yield from (part,) if isinstance(part, torch.Tensor) else ()
 
 
 def _form(tensor: torch.Tensor) -> tuple[Any, ...]:

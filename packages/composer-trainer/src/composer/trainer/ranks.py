@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data.distributed import DistributedSampler
 
 from composer.core import Algorithm, Precision, State
+from composer.core.loss_terms import Count
 from composer.devices import Device
 from composer.distributed._lost_ranks import LostRankDetector
 from composer.distributed.ddp import (
@@ -120,11 +121,11 @@ class SingleProcess:
         """
         return samples, tokens, interrupted, lap
 
-    def mean_count(self, count: float, microbatches: int) -> float:
-        """Average the batch size over ranks; the result weighs each rank's microbatches.
+    def mean_count(self, count: Count, microbatches: int) -> Count:
+        """Average the terms of the loss over ranks; the result weighs each rank's microbatches.
 
         Args:
-            count: The batch size of this rank.
+            count: The number of terms on this rank.
             microbatches: The number of microbatches of this rank.
         """
         return count
@@ -274,10 +275,15 @@ class DataParallel(SingleProcess):
         total = int(sums[0]) if sums[0].is_integer() else sums[0]
         return total, int(sums[1]), sums[2] > 0, sums[3]
 
-    def mean_count(self, count: float, microbatches: int) -> float:
+    def mean_count(self, count: Count, microbatches: int) -> Count:
         # The sum of squares tells every rank whether all have the same number of microbatches.
-        total, number, squares = self._all_reduce((count, microbatches, microbatches**2))
+        on_device = isinstance(count, torch.Tensor)
+        total: Count
+        total, number, squares = self._all_reduce((0 if on_device else count, microbatches, microbatches**2))
         self._equal_microbatches = squares * self.world_size == number**2
+        if isinstance(count, torch.Tensor):
+            total = count.clone()
+            torch.distributed.all_reduce(total)
         return total / self.world_size
 
     def any_finished(self, finished: bool, stopped: bool = False) -> tuple[bool, bool]:

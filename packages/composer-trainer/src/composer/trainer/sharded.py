@@ -11,6 +11,7 @@ import torch.distributed
 from torch.utils.data.distributed import DistributedSampler
 
 from composer.core import Algorithm, Precision, State
+from composer.core.loss_terms import Count
 from composer.devices import Device
 from composer.distributed._materialize import place_model
 from composer.distributed.ddp import DDPSyncStrategy
@@ -196,8 +197,8 @@ class ShardedParallel(DataParallel):
         share = samples / self._degree
         return int(share) if share.is_integer() else share, tokens // self._degree, interrupted, lap
 
-    def mean_count(self, count: float, microbatches: int) -> float:
-        """Average the batch size over ranks; see `SingleProcess`.
+    def mean_count(self, count: Count, microbatches: int) -> Count:
+        """Average the terms of the loss over ranks; see `SingleProcess`.
 
         Raises:
             RuntimeError: Ranks have different numbers of microbatches.

@@ -14,10 +14,12 @@ import torch
 
 from composer.core import DataSpec, Engine, Precision, State
 from composer.core.data_spec import unchanged
+from composer.core.hosted_run import total_loss
+from composer.core.loss_terms import Count, LossTerms, share_of, weighted
 from composer.core.precision import precision_context_of
 from composer.models import ComposerModel
 from composer.trainer.metrics import TrainMetrics
-from composer.trainer.microbatch import DistributedMicrobatchSearch, MicrobatchSearch, tensors_in
+from composer.trainer.microbatch import DistributedMicrobatchSearch, MicrobatchSearch
 from composer.trainer.optimizers import needs_closure, prepare_fused_sgd
 from composer.trainer.precision import ClosureGradScaler, step_scaled, unscale
 from composer.trainer.ranks import SingleProcess
@@ -34,7 +36,7 @@ class BatchTrainer:
         model: The user's model, whose `loss` and `update_metric` are called; `state.model` may wrap it.
         parallel: The ranks of the run.
         metrics: Collects the outputs for the training metrics.
-        count_tokens: Weigh microbatches by their loss-generating tokens instead of their samples.
+        count_tokens: Weigh microbatches by the loss-generating tokens that the `DataSpec` counts; see `LossTerms`.
         compile_config: Arguments of `torch.compile` for the loss together with the forward pass, and for the steps of
             the optimizers; None: only `state.model` may be compiled.
         default_microbatch_size: The `state.device_train_microbatch_size` that nobody requested: batches are not split,
@@ -71,7 +73,7 @@ class BatchTrainer:
         self._pass_optimizers: Sequence[
             torch.optim.Optimizer
         ] = ()  # those that step with the gradients of the current pass
-        self._mean_count: float | None = None  # the batch size averaged over ranks, once exchanged
+        self._mean_count: Count | None = None  # the terms of the batch averaged over ranks, once exchanged
         self._warned_of_empty = False
         self._search, self._lock_step = MicrobatchSearch(state), DistributedMicrobatchSearch(state, parallel)
         # Of the current forward and backward pass.
@@ -87,6 +89,7 @@ class BatchTrainer:
         """
         state = self.state
         self._spec = data_spec
+        self._terms = LossTerms(self.model, data_spec, self.count_tokens)
         self._dispatch, self._is_distributed = self.engine.dispatch, self.parallel.world_size > 1
         # These lists stay the same objects when their contents are replaced.
         self._algorithms, self._optimizers = state.algorithms, state.optimizers
@@ -171,7 +174,7 @@ class BatchTrainer:
         if self.parallel.world_size == 1:
             return self._search.run(lambda: self._closure(ddp_sync, loss_dict))
         if self._mean_count is None:  # the first pass of this batch; later passes and attempts do not communicate
-            self._average(self._count(microbatch) for microbatch in self._split())
+            self._average([self._terms.count(microbatch) for microbatch in self._split()])
             self.parallel.prepare_local_passes()
         self._lock_step.run(lambda: self._closure(False, loss_dict, finish=False), self._num_samples)
         if ddp_sync:
@@ -219,10 +222,10 @@ class BatchTrainer:
         if len(microbatches) == 1 and not (self._is_distributed or self.count_tokens):
             self._train_microbatch(microbatches[0], 1.0)
         else:
-            counts = [self._count(microbatch) for microbatch in microbatches]
+            counts = [self._terms.count(microbatch) for microbatch in microbatches]
             total = self._average(counts)
             for i, (microbatch, count) in enumerate(zip(microbatches, counts, strict=True), start=1):
-                weight = count / total if count else 0.0
+                weight = 1.0 if self._terms.is_sum else share_of(count, total)
                 context = self.parallel.backward_context(i == len(counts), ddp_sync) if self._is_distributed else None
                 if context is None:
                     self._train_microbatch(microbatch, weight)
@@ -245,7 +248,7 @@ class BatchTrainer:
             self._dispatch.after_train_batch()
         return self._pass_losses["loss/train/total"]
 
-    def _train_microbatch(self, microbatch: Any, weight: float) -> None:
+    def _train_microbatch(self, microbatch: Any, weight: Count) -> None:
         """Run forward and backward for a microbatch, which is the fraction `weight` of its batch."""
         state, dispatch, metrics = self.state, self._dispatch, self._pass_metrics
         batch = self._to_device(microbatch)
@@ -284,15 +287,11 @@ class BatchTrainer:
             dispatch.before_backward()
         loss = state.loss
         is_scalar = isinstance(loss, torch.Tensor) and loss.dim() == 0
-        total: torch.Tensor = loss if is_scalar else _total(loss)
-        if weight == 0.0:
-            # A mean over no tokens is NaN, and its gradients stay NaN when multiplied by 0. All ranks need the pass.
-            for tensor in tensors_in(state.outputs):
-                if tensor.grad_fn is not None:
-                    tensor.register_hook(torch.zeros_like)  # type: ignore[no-untyped-call]
-        if weight != 1.0:
-            total = total * weight
-        if is_scalar and weight == 1.0:  # the usual case, in every step
+        total: torch.Tensor = loss if is_scalar else total_loss(loss)
+        is_whole = isinstance(weight, float) and weight == 1.0
+        if not is_whole:
+            total = weighted(total, weight, state.outputs)
+        if is_scalar and is_whole and not self._pass_losses:  # the usual case, in every step
             self._pass_losses["loss/train/total"] = total.detach()
         else:
             _add_losses(self._pass_losses, loss, total, weight)
@@ -307,40 +306,30 @@ class BatchTrainer:
     def _precision(self) -> AbstractContextManager[None]:
         return precision_context_of(self.state) if self._precision_context is None else self._precision_context
 
-    def _average(self, counts: Iterable[float]) -> float:
-        """Return the batch size that weighs microbatches, averaged over ranks; exchanged once per batch.
+    def _average(self, counts: Sequence[Count]) -> Count:
+        """Return the terms of the loss that weigh microbatches, averaged over ranks; exchanged once per batch.
 
         Raises:
-            ValueError: No rank has samples, or tokens are counted and their number is unknown.
+            ValueError: No rank has samples.
         """
         if self._mean_count is None:
-            counts = list(counts)
-            self._mean_count = self.parallel.mean_count(sum(counts), len(counts))
-            if self._mean_count == 0:
+            mean = self._mean_count = self.parallel.mean_count(sum(counts), len(counts))
+            if not isinstance(mean, torch.Tensor) and mean == 0:
                 self._check_empty()
         return self._mean_count
 
     def _check_empty(self) -> None:
-        if not self.count_tokens:
+        """Raise ValueError if no rank has samples; warn if ranks have samples, but the loss counts none of them."""
+        if not any(samples for (samples,) in self.parallel.all_gather((self._num_samples,))):
             raise ValueError("The batch has no samples on any rank. Leave such batches out.")
-        if not self._spec.has_token_counter:
-            raise ValueError(
-                "`accumulate_train_batch_on_tokens=True` needs the number of tokens, but the batch is not a dict with "
-                "'input_ids'. Pass `train_dataloader=DataSpec(dataloader, get_num_tokens_in_batch=...)`, or leave the "
-                "argument out."
-            )
         if not self._warned_of_empty:
             self._warned_of_empty = True
             _log.warning(
-                "Batch %d has no loss-generating tokens according to `get_num_tokens_in_batch`. Such batches have zero "
-                "gradients and a logged loss of 0. This warning is shown once.",
+                "Batch %d has no labels that the loss counts, or no loss-generating tokens according to "
+                "`get_num_tokens_in_batch`. Such batches have zero gradients and a logged loss of 0. This warning is "
+                "shown once.",
                 self.state.timestamp.batch.value,
             )
-
-    def _count(self, microbatch: Any) -> float:
-        if self.count_tokens:
-            return self._spec.get_num_tokens_in_batch(microbatch, token_type="loss_generating")
-        return self._spec.count_samples_in(microbatch)
 
 
 def _forward_and_loss(wrapped: torch.nn.Module, model: ComposerModel, batch: Any) -> tuple[Any, Any]:
@@ -373,23 +362,7 @@ def _shallow_copy(batch: Any) -> Any:
     return list(batch) if isinstance(batch, list) else batch
 
 
-def _total(loss: Any) -> torch.Tensor:
-    """Return the scalar to differentiate: the entry "total" of a dict, otherwise the sum of the means of all losses."""
-    if isinstance(loss, torch.Tensor):
-        return loss if loss.dim() == 0 else loss.mean()
-    if isinstance(loss, Mapping):
-        if "total" in loss:
-            return _total(loss["total"])
-        loss = tuple(loss.values())
-    if not isinstance(loss, Sequence) or isinstance(loss, str) or not loss:
-        raise TypeError(
-            f"`loss` must be a tensor, a sequence of tensors or a dict of tensors, got {type(loss).__name__}. "
-            f"Check what the model's `loss` method returns."
-        )
-    return sum((_total(part) for part in loss[1:]), start=_total(loss[0]))
-
-
-def _add_losses(losses: dict[str, torch.Tensor], loss: Any, total: torch.Tensor, weight: float) -> None:
+def _add_losses(losses: dict[str, torch.Tensor], loss: Any, total: torch.Tensor, weight: Count) -> None:
     """Add a microbatch's share to the logged losses.
 
     Args:
@@ -398,7 +371,7 @@ def _add_losses(losses: dict[str, torch.Tensor], loss: Any, total: torch.Tensor,
         total: The sum of all losses, times `weight`.
         weight: The fraction of the batch that the microbatch is.
     """
-    _add(losses, "loss/train/total", total.detach() if weight else torch.zeros_like(total))
+    _add(losses, "loss/train/total", total.detach())
     if isinstance(loss, torch.Tensor):
         return
     parts: dict[str, Any] = {}
@@ -407,9 +380,7 @@ def _add_losses(losses: dict[str, torch.Tensor], loss: Any, total: torch.Tensor,
     elif len(loss) > 1:
         parts = {f"loss{i}": part for i, part in enumerate(loss)}
     for name, part in parts.items():
-        share = _total(part).detach()
-        share = share if weight == 1.0 else share * weight if weight else torch.zeros_like(share)
-        _add(losses, f"loss/train/{name}", share)
+        _add(losses, f"loss/train/{name}", weighted(total_loss(part).detach(), weight))
 
 
 def _add(losses: dict[str, torch.Tensor], key: str, share: torch.Tensor) -> None:

@@ -189,7 +189,9 @@ class Trainer(_RejectsRemovedArguments):
         precision_config: Arguments of the FP8 recipe.
         device_train_microbatch_size: Samples per forward and backward pass; gradients accumulate over the batch. None:
             the whole batch; `"auto"`: search for the largest size that fits the GPU.
-        accumulate_train_batch_on_tokens: Weigh microbatches by their loss-generating tokens, not their samples.
+        accumulate_train_batch_on_tokens: Weigh microbatches by the loss-generating tokens that the
+            `get_num_tokens_in_batch` of the `DataSpec` counts. Without such a function, by the labels that the loss
+            counts, as without this argument, or by the tokens of a batch without labels.
         seed: The seed of all random generators; rank r trains with `seed + r`. None draws one.
         deterministic_mode: Use deterministic operations only.
         dist_timeout: Seconds that a rank waits for other ranks before it fails.

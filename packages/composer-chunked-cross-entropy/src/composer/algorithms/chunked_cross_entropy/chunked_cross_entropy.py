@@ -173,10 +173,9 @@ class ChunkedCrossEntropy(Algorithm):
     In training, `state.outputs` is `{"loss": ...}`: there are no logits for training metrics, which are refused, and
     for algorithms that need them. Metrics of evaluation have logits.
 
-    The loss is a mean over the labels of the microbatch, as it is without this algorithm. If their number differs
-    between microbatches or ranks, the loop must weight microbatches by their tokens, as the Trainer does with
-    `accumulate_train_batch_on_tokens=True`; then several microbatches equal one batch. A microbatch without labels has
-    the loss 0.
+    The loss is a mean over the labels of the microbatch, as it is without this algorithm. Several microbatches or ranks
+    equal one batch if the loop weights them by these labels, as the Trainer and `HostedRun` do. A microbatch without
+    labels has the loss 0.
 
     **Events** INIT; BEFORE_TRAIN_BATCH, BEFORE_FORWARD, AFTER_FORWARD, BEFORE_LOSS, AFTER_LOSS. **Reads** the labels of
     the batch. **Writes** the class of the head, `state.outputs`, `state.loss`; in the forward pass, the batch of a

@@ -96,9 +96,8 @@ class Distillation(Algorithm):
     The teacher runs in evaluation mode without gradients, once per microbatch, in the precision of the run. It is not
     part of `state.model`: it is neither trained nor saved.
 
-    The term is a mean over the positions of the microbatch that have a label, like the loss itself. If their number
-    differs between microbatches or ranks, weight microbatches by their tokens, as the Trainer does with
-    `accumulate_train_batch_on_tokens=True`; then several microbatches equal one batch.
+    The term is a mean over the positions of the microbatch that have a label, like the loss itself. Several
+    microbatches or ranks equal one batch if the loop weights them by these labels, as the Trainer and `HostedRun` do.
 
     **Events** FIT_START, BEFORE_BACKWARD. **Reads** `state.outputs`, `state.batch`. **Writes** `state.loss`. **Logs**
     the metric `distillation/loss`, of the last microbatch. **Cost** a forward pass of the teacher. **Compilation**

@@ -8,13 +8,19 @@ import torch
 
 from composer.models.mean_loss import MeanLoss
 
-_IGNORED = -100  # in labels of transformers
-
 
 class LabelLoss(MeanLoss):
-    """The mean of the loss over all labels. Batches without labels, for which there is no loss, do not count."""
+    """The mean of the loss over all labels. Batches without labels, for which there is no loss, do not count.
+
+    Args:
+        ignored: The label that does not count.
+    """
 
     needs_batch = True
+
+    def __init__(self, ignored: int = -100) -> None:
+        super().__init__()
+        self.ignored = ignored
 
     def update(self, batch: Any, outputs: Any, labels: torch.Tensor | None) -> None:  # type: ignore[override]
         """Add a batch.
@@ -22,10 +28,10 @@ class LabelLoss(MeanLoss):
         Args:
             batch: Not used.
             outputs: The outputs of the model, with the mean loss.
-            labels: The labels: indices, of which -100 does not count, or numbers for each example.
+            labels: The labels: indices, of which `ignored` does not count, or numbers for each example.
         """
         loss = outputs.get("loss")
         if loss is None or labels is None:
             return
-        count: Any = len(labels) if labels.is_floating_point() else (labels != _IGNORED).sum()
+        count: Any = len(labels) if labels.is_floating_point() else (labels != self.ignored).sum()
         super().update(loss, count)

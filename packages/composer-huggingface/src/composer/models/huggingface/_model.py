@@ -53,6 +53,8 @@ class HuggingFaceModel(ComposerModel):
         config: Its configuration.
         model_forward_args: The names of the arguments of its `forward`.
         labels: The labels of the last evaluated batch.
+        ignore_index: The label that the loss leaves out of its mean: -100, or the `semantic_loss_ignore_index` of a
+            model for segmentation. Microbatches and ranks are weighted by the other labels.
         train_metrics: Metrics by name.
         val_metrics: Metrics by name.
         using_peft: True if the model has an adapter.
@@ -118,6 +120,14 @@ class HuggingFaceModel(ComposerModel):
             _peft.check_adapters(self.model)
             if should_save_peft_only:
                 _peft.save_adapters_only(self)
+
+    @property
+    def ignore_index(self) -> int:
+        """Return the label that the loss of the model leaves out of its mean."""
+        inner = _peft.maybe_get_underlying_model(self.model)
+        if "Segmentation" in type(inner).__name__:  # classifiers of images have the setting, too, and do not read it
+            return int(getattr(self.config, "semantic_loss_ignore_index", -100))
+        return -100
 
     def forward(self, batch: Mapping[str, Any]) -> Any:
         """Return the model's outputs, for the entries of the batch that its `forward` takes.
@@ -352,7 +362,9 @@ def wrap_model(model: Any, metrics: Any = None) -> HuggingFaceModel:
         return HuggingFaceModel(model)
     from composer.models.huggingface._loss import LabelLoss
 
-    return HuggingFaceModel(model, eval_metrics={"Loss": LabelLoss()})
+    wrapped = HuggingFaceModel(model)
+    wrapped.val_metrics = {"Loss": LabelLoss(wrapped.ignore_index)}
+    return wrapped
 
 
 def _unwrap_compiled(model: Any) -> Any:

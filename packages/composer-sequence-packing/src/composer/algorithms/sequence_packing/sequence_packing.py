@@ -200,7 +200,8 @@ def count_tokens(batch: Mapping[str, Any], causal: bool = True) -> dict[str, int
     """Count the tokens of a batch without padding, and those with a loss, in packed batches and others.
 
     As `get_num_tokens_in_batch` of a `DataSpec`, it lets timestamps count tokens of documents. Together with
-    `accumulate_train_batch_on_tokens=True`, microbatches and ranks are then weighted by the tokens of their loss.
+    `accumulate_train_batch_on_tokens=True`, microbatches and ranks are then weighted by the tokens of their loss also
+    if the model does not say which labels it ignores.
 
     Args:
         batch: On the host: with `input_ids` of shape (N, S), `labels` of that shape with -100 at tokens without loss,
@@ -242,8 +243,8 @@ class SequencePacking(Algorithm):
 
     Samples and tokens of timestamps are counted before batches are packed: samples are documents, and tokens those of
     the loader's batches, padding included, unless its `DataSpec` counts with `count_tokens`. Microbatches are parts of
-    the packed batch: `device_train_microbatch_size` is a number of rows. To weight them, and ranks, by tokens, which
-    makes them equal to the whole batch, use `count_tokens` and `accumulate_train_batch_on_tokens=True`.
+    the packed batch: `device_train_microbatch_size` is a number of rows. They are weighted by the labels that the loss
+    counts, so that they equal the whole batch.
 
     **Events** FIT_START, AFTER_DATALOADER, BEFORE_FORWARD. **Reads** the batch, a mapping with `input_ids`; attributes
     of the model. **Writes** the batch. **Cost** packing a batch on the host; a mask of R * L * L numbers for each

@@ -112,9 +112,8 @@ class ZLoss(Algorithm):
     The outputs of the model are the logits, or a mapping or object with `logits`, or a tuple whose first tensor with at
     least two dimensions holds the logits. With `shift_labels`, logits at a token are compared with the next label.
 
-    The term is a mean over the positions of the microbatch that count, like the loss itself. If their number differs
-    between microbatches or ranks, the loop must weight microbatches by their tokens, as the Trainer does with
-    `accumulate_train_batch_on_tokens=True`; then several microbatches equal one batch.
+    The term is a mean over the positions of the microbatch that count, like the loss itself. Several microbatches or
+    ranks equal one batch if the loop weights them by these positions, as the Trainer and `HostedRun` do.
 
     **Events** BEFORE_TRAIN_BATCH, BEFORE_BACKWARD, AFTER_TRAIN_BATCH. **Reads** `state.outputs`, the labels and the
     mask of the batch. **Writes** `state.loss`. **Cost** one logsumexp of the logits in float32, and its gradient in the
