@@ -162,10 +162,13 @@ def test_memory_of_the_oldest_weights_is_used_again(make_run: Any) -> None:
     }
 
 
-def test_counters_are_copied(make_run: Any) -> None:
-    run = make_run(LAWA(3, "1ba"), norm="batch").fit()
+def test_buffers_other_than_running_statistics_are_copied(make_run: Any) -> None:
+    run = make_run(LAWA(3, "1ba"), norm="batch")
+    run.model.register_buffer("mask", torch.tensor([0, -torch.inf]))
+    run.fit()
 
     assert run.model.module[2].num_batches_tracked.item() == len(run.weights)
+    assert run.model.mask.tolist() == [0, -torch.inf]
 
 
 def test_batch_norm_statistics_are_measured_for_the_mean(make_run: Any) -> None:

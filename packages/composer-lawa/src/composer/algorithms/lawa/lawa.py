@@ -174,7 +174,8 @@ class LAWA(Algorithm):
             snapshot.update({name: t.to(newest[name].device) for name, t in snapshot.items() if name in newest})
         # Parameters that became trainable later are averaged once all snapshots have them.
         names = set.intersection(*(set(snapshot) for snapshot in self._snapshots))
-        return average_weights({name: each[name] for name in each if name in names} for each in self._snapshots)
+        sets = ({name: each[name] for name in each if name in names} for each in self._snapshots)
+        return average_weights(sets, buffers=self._buffers)
 
     @torch.no_grad()
     def _store(self, model: torch.nn.Module) -> None:
