@@ -14,6 +14,7 @@ from composer.algorithms.utils.weight_swaps import (
     SwapTimes,
     has_passed,
     parse_time,
+    run_length,
     warn_of_changes,
 )
 from composer.algorithms.warnings import NotIntendedUseWarning
@@ -255,19 +256,13 @@ class EMA(Algorithm):
             self.ema_model.record_checksums(state.model)
 
     def _warn_of_first_weights(self, state: State) -> None:
-        end, length = state.max_duration, state.dataloader_len
-        if end is None or end.unit not in (TimeUnit.BATCH, TimeUnit.EPOCH):
-            return
-        duration = float(end.value)
-        if end.unit is not self.update_interval.unit:
-            if length is None:
-                return
-            duration *= length.value if end.unit is TimeUnit.EPOCH else 1 / length.value
-        share = self.smoothing ** max(duration / self.update_interval.value - 1, 0)
+        length = run_length(state, self.update_interval.unit)
+        share = 0.0 if length is None else self.smoothing ** max(length / self.update_interval.value - 1, 0)
         if share > _MOST_OF_FIRST:
             warnings.warn(
                 f"`EMA` evaluates and saves averages in which the first weights weigh {share:.0%} at the end of the "
-                f"run, which is '{end}'. Use a `half_life` of at most a tenth of the run, or `warmup=True`.",
+                f"run, which is '{state.max_duration}'. Use a `half_life` of at most a tenth of the run, or "
+                f"`warmup=True`.",
                 NotIntendedUseWarning,
                 stacklevel=2,
             )

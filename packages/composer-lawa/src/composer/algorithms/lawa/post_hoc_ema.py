@@ -439,7 +439,7 @@ def _averages_of(
             assert folder is not None, "a snapshot is in memory or in a file"
             averages = _read(_file_of(folder, snapshot.updates))["averages"]
         for average in averages:
-            buffers |= average["named_buffers_dict"].keys()
+            buffers.update(average["named_buffers_dict"])
             yield {**average["named_parameters_dict"], **average["named_buffers_dict"]}
 
 
