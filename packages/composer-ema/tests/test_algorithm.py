@@ -131,10 +131,11 @@ class Run:
         return self.model.conv1.weight.detach().clone()
 
 
-def average_of(weights: list[torch.Tensor], smoothing: float) -> torch.Tensor:
+def average_of(weights: list[torch.Tensor], smoothing: float, warmup: bool = True) -> torch.Tensor:
     average = weights[0].double()
-    for weight in weights[1:]:
-        average = smoothing * average + (1 - smoothing) * weight.double()
+    for k, weight in enumerate(weights[1:], start=1):
+        kept = min(smoothing, k / (k + 9)) if warmup else smoothing
+        average = kept * average + (1 - kept) * weight.double()
     return average.float()
 
 
@@ -237,7 +238,7 @@ def test_times_may_be_objects() -> None:
 
 
 def test_the_representation_is_the_constructor_call() -> None:
-    expected = "EMA(half_life=None,smoothing=0.9,ema_start='0.5dur',update_interval='2ba')"
+    expected = "EMA(half_life=None,smoothing=0.9,ema_start='0.5dur',update_interval='2ba',warmup=True)"
 
     assert expected == repr(EMA(half_life=None, smoothing=0.9, ema_start="0.5dur", update_interval="2ba"))
 
@@ -257,9 +258,50 @@ def test_the_average_starts_at_the_first_update_after_its_start(ema_start: str, 
 
 def test_updates_are_made_every_interval() -> None:
     run = Run(EMA(half_life="2ba", update_interval="2ba")).fit()
-    seen = [run.weights[0], run.weights[1], run.weights[3], run.weights[5]]
 
-    torch.testing.assert_close(average_of(seen, 0.5), run.first_layer())
+    torch.testing.assert_close(average_of(run.weights[1::2], 0.5), run.first_layer())
+
+
+@pytest.mark.parametrize("arguments", [{}, {"half_life": "1ep"}, {"half_life": None, "smoothing": 0.9999}])
+def test_the_beginning_of_a_short_run_hardly_counts(arguments: dict[str, Any]) -> None:
+    """A half-life that is much longer than the run does not keep the untrained weights."""
+    model = torch.nn.Linear(1, 1, bias=False)
+    state = State(model=model, max_duration="80ba", dataloader=[0], algorithms=EMA(**arguments))
+    engine = Engine(state)
+    engine.run_event("init")
+    engine.run_event("fit_start")
+    for batch in range(80):
+        torch.nn.init.constant_(model.weight, float(batch < 20))
+        state.timestamp = state.timestamp.to_next_batch().to_next_epoch()
+        engine.run_event("batch_end")
+        engine.run_event("epoch_end")
+    engine.run_event("fit_end")
+
+    assert model.weight.item() < 1e-3
+
+
+def test_without_warmup_the_half_life_holds_from_the_beginning() -> None:
+    run = Run(EMA(half_life="1ba", warmup=False)).fit()
+
+    torch.testing.assert_close(average_of(run.weights, 0.5, warmup=False), run.first_layer())
+
+
+@pytest.mark.parametrize(
+    ("half_life", "end", "share"),
+    [("1000ba", "80ba", "95%"), ("3ba", "2ep", "31%"), ("3ep", "9ba", "63%"), ("20ba", "60ba", "13%")],
+)
+def test_first_weights_that_stay_heavy_without_warmup_raise_a_warning(half_life: str, end: str, share: str) -> None:
+    run = Run(EMA(half_life=half_life, warmup=False))
+    run.state.max_duration = end
+    with pytest.warns(NotIntendedUseWarning, match=f"first weights weigh {share} at the end of the run, .* '{end}'"):
+        run.engine.run_event("fit_start")
+
+
+@pytest.mark.parametrize(("half_life", "end"), [("20ba", "80ba"), ("1ep", "5ep"), ("1000ba", "9sp")])
+def test_first_weights_that_fade_or_a_run_of_unknown_length_raise_no_warning(half_life: str, end: str) -> None:
+    run = Run(EMA(half_life=half_life, warmup=False))
+    run.state.max_duration = end
+    run.engine.run_event("fit_start")
 
 
 def test_updates_can_be_made_every_epoch() -> None:
@@ -591,13 +633,14 @@ def test_the_layout_of_the_saved_state() -> None:
     Run(ema := EMA(half_life="2ba")).fit()
     saved = ema.state_dict()
 
-    assert {"repr", "ema_model", "ema_weights_active", "ema_started"} == saved.keys()
+    assert {"repr", "ema_model", "ema_weights_active", "ema_started", "num_updates"} == saved.keys()
     assert {"named_parameters_dict", "named_buffers_dict"} == saved["ema_model"].keys()
 
 
 def test_the_state_can_be_saved_and_loaded_before_init() -> None:
-    expected = {"repr": repr(EMA()), "ema_model": None, "ema_weights_active": False, "ema_started": False}
     ema = EMA()
+    expected = {"repr": repr(ema), "ema_model": None, "ema_weights_active": False, "ema_started": False}
+    expected["num_updates"] = 0
     ema.load_state_dict(ema.state_dict())
     assert expected == ema.state_dict()
 
@@ -618,6 +661,20 @@ def test_checkpoints_with_both_sets_of_weights_are_read(active: bool) -> None:
     assert ema.ema_model is not None
     assert "module.2.running_var" in ema.ema_model.named_buffers_dict
     assert active == ema.ema_weights_active
+
+
+def test_averages_saved_without_a_number_of_updates_continue_without_warmup() -> None:
+    saver = Saver(every_batch)
+    Run(EMA(half_life="2ba"), callbacks=[saver]).fit()
+    saved = saver.saved[3]  # after 4 batches
+    first = saved["model"]["module.0.weight"]
+    del saved["algorithms"][0][1]["num_updates"]
+    resumed = Run(EMA(half_life="2ba"))
+    resumed.state.load_state_dict(saved)
+    resumed.fit()
+
+    assert EPOCHS * BATCHES - 4 == len(resumed.weights)
+    torch.testing.assert_close(average_of([first, *resumed.weights], 2**-0.5, warmup=False), resumed.first_layer())
 
 
 # ---- among other algorithms ----
@@ -663,7 +720,7 @@ def test_other_averaging_is_discouraged() -> None:
 
 def test_averages_set_by_hand_are_used() -> None:
     """`apply` acts on its event, independently of `match`."""
-    run = Run(ema := EMA(half_life=None, smoothing=0.5))
+    run = Run(ema := EMA(half_life=None, smoothing=0.5, warmup=False))
     ema.ema_model = EMAParameters(run.model)
     before = run.first_layer()
     with torch.no_grad():

@@ -63,7 +63,7 @@ def test_an_average_has_its_closed_form(smoothing: float, updates: int, seed: in
     for name, stored in stored_in(average).items():
         if name == "second.weight":
             continue  # another name of `first.weight`
-        if not stored.is_floating_point():
+        if name in ("norm.num_batches_tracked", "cache"):
             assert torch.equal(values[-1][name], stored)
             continue
         expected = smoothing**updates * first[name]

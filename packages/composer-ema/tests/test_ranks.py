@@ -61,8 +61,8 @@ def check(ranks: list[dict[str, list[torch.Tensor]]]) -> None:
         first, second, third, after = seen["trained"]
 
         torch.testing.assert_close(first, seen["evaluated"][0])
-        torch.testing.assert_close(first / 2 + second / 2, seen["evaluated"][1])
-        torch.testing.assert_close(first / 4 + second / 4 + third / 2, seen["evaluated"][2])
+        torch.testing.assert_close((first + 9 * second) / 10, seen["evaluated"][1])
+        torch.testing.assert_close((first + 9 * second + 45 * third) / 55, seen["evaluated"][2])
         assert torch.equal(seen["evaluated"][2], after)
         assert torch.equal(ranks[0]["evaluated"][2], seen["evaluated"][2])
 

@@ -65,7 +65,22 @@ def test_integers_are_those_of_the_last() -> None:
     assert (20, torch.int64) == (found.item(), found.dtype)
 
 
-def test_floating_buffers_are_averaged() -> None:
+@pytest.mark.parametrize("spectral_norm", [torch.nn.utils.spectral_norm, torch.nn.utils.parametrizations.spectral_norm])
+@pytest.mark.parametrize("as_model", [True, False])
+def test_power_iteration_vectors_are_those_of_the_last(spectral_norm: Any, as_model: bool) -> None:
+    some = [torch.nn.Sequential(spectral_norm(torch.nn.Linear(3, 3))) for _ in range(3)]
+    for model in some:
+        model.register_buffer("mask", torch.tensor([0, -torch.inf]))
+    found = average_weights(some if as_model else [model.state_dict() for model in some])
+    buffers, parameters = dict(some[-1].named_buffers()), list(some[0].named_parameters())
+
+    deep_compare(buffers, {name: found.pop(name) for name in buffers})
+    assert {name for name, _ in parameters} == found.keys()
+    for name, value in found.items():
+        torch.testing.assert_close(sum(model.get_parameter(name) for model in some) / 3, value)
+
+
+def test_running_statistics_are_averaged() -> None:
     assert torch.equal(average_weights(models(3))["module.2.running_var"], torch.full((4,), 2.0, dtype=torch.float64))
 
 

@@ -162,7 +162,9 @@ def test_a_width_that_was_kept_is_reconstructed(in_files: bool, make_run: Any, t
 
 @pytest.mark.parametrize("sigma_rel", [0.07, 0.12])
 def test_any_other_width_is_reconstructed(sigma_rel: float, make_run: Any) -> None:
-    run = make_run(ema := PostHocEMA(snapshot_interval="1ba")).fit("14ep")
+    run = make_run(ema := PostHocEMA(snapshot_interval="1ba"))
+    run.model.register_buffer("mask", torch.tensor([0, -torch.inf]))
+    run.fit("14ep")
     factors = profile(len(run.weights), _exponent(sigma_rel))
     exact = sum(factor * weight for factor, weight in zip(factors, run.weights, strict=True))
     found = ema.reconstruct(sigma_rel)[NAME]
@@ -170,6 +172,7 @@ def test_any_other_width_is_reconstructed(sigma_rel: float, make_run: Any) -> No
 
     assert (found - exact).norm() < 0.02 * spread
     assert all((found - average.named_parameters_dict[NAME]).norm() > 0.05 * spread for average in ema.averages)
+    assert ema.reconstruct(sigma_rel)["mask"].tolist() == [0, -torch.inf]
 
 
 def test_an_earlier_time_is_reconstructed_from_what_was_known_then(make_run: Any) -> None:

@@ -88,8 +88,8 @@ def check(ranks: list[dict[str, Any]], folder: Path) -> None:
         trained = [{name: t for name, t in w.items() if "running" not in name} for w in found["trained"]]
         evaluated = [{name: t for name, t in w.items() if "running" not in name} for w in found["evaluated"]]
         deep_compare(trained[0], evaluated[0], atol=1e-15)
-        for i in (1, 2):
-            deep_compare(average_weights(trained[i - 1 : i + 1]), evaluated[i], atol=1e-15)
+        deep_compare(trained[1], evaluated[1], atol=1e-15)
+        deep_compare(average_weights(trained[1:]), evaluated[2], atol=1e-15)
         deep_compare(first["evaluated"], found["evaluated"])
         for average, reconstructed in zip(found["averages"], found["reconstructed"], strict=True):
             parameters = {name: reconstructed[name] for name in average}

@@ -13,6 +13,7 @@ import torch
 
 from composer.algorithms.schedule_free import ScheduleFree, ScheduleFreeAdamW, ScheduleFreeSGD
 from composer.algorithms.utils.batchnorm import recalibrate_batchnorm
+from composer.algorithms.warnings import NotIntendedUseWarning
 from composer.core import (
     AVERAGES_WEIGHTS,
     REPLACES_OPTIMIZER,
@@ -258,6 +259,16 @@ def test_a_warmup_in_epochs_needs_their_length(make_run: Any) -> None:
     run = make_run(ScheduleFree(warmup="1ep"))
     run.state.set_dataloader(iter(()), "train")
     with pytest.raises(ValueError, match="`warmup` must be in 'ba' if the length of the training data is unknown"):
+        run.engine.run_event("fit_start")
+
+
+@pytest.mark.parametrize(("warmup", "steps"), [("9ba", 9), ("3ep", 9)])
+def test_a_warmup_that_is_longer_than_the_run_raises_a_warning(warmup: str, steps: int, make_run: Any) -> None:
+    run = make_run(ScheduleFree(warmup=warmup))
+    run.state.max_duration = f"{steps - 1}ba"
+    with pytest.warns(
+        NotIntendedUseWarning, match=f"takes {steps} batches, but the run ends before, at '{steps - 1}ba'"
+    ):
         run.engine.run_event("fit_start")
 
 

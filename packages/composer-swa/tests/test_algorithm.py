@@ -12,8 +12,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.optim.swa_utils import SWALR, AveragedModel
 
 from composer.algorithms.swa import SWA
-from composer.algorithms.swa.swa import AveragedWeights
-from composer.algorithms.warnings import NotIntendedUseWarning
+from composer.algorithms.warnings import NoEffectWarning, NotIntendedUseWarning
 from composer.core import AVERAGES_WEIGHTS, Algorithm, Engine, Event, Placement, State
 from composer.loggers import Logger
 from composer.testing import deep_compare
@@ -107,7 +106,7 @@ def test_before_the_start_and_until_the_end_training_is_not_touched() -> None:
     train(without, 8)
 
     deep_compare(without.model.state_dict(), with_swa.model.state_dict())
-    assert 4 == with_swa.algorithms[0].swa_model.n_averaged  # type: ignore[attr-defined]
+    assert 4 == with_swa.algorithms[0].num_averaged  # type: ignore[attr-defined]
     assert without.algorithms[0].swa_model is None  # type: ignore[attr-defined]
 
 
@@ -116,9 +115,8 @@ def test_intervals_count_from_the_start(interval: str, expected: int) -> None:
     """From the end of epoch 4, at which no batch ends any more, to that of epoch 8, with 12 batches between them."""
     swa = SWA("4ep", "9ep", interval)
     train(start(swa), 8)
-    assert swa.swa_model is not None
 
-    assert expected == swa.swa_model.n_averaged
+    assert expected == swa.num_averaged
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -131,7 +129,7 @@ def test_averages_of_narrow_weights_are_wide(dtype: torch.dtype) -> None:
         state.timestamp = state.timestamp.copy(epoch=i)
         swa.apply(Event.EPOCH_END, state, Logger(state))
     assert swa.swa_model is not None
-    average = swa.swa_model.averages["0.weight"]
+    average = swa.swa_model.named_parameters_dict["0.weight"]
 
     assert average.dtype is torch.float32
     torch.testing.assert_close(torch.full((4, 3), 1 + 2.0 ** (-7) * 4.5), average)
@@ -228,10 +226,12 @@ def test_a_new_run_starts_with_an_empty_average() -> None:
     swa = SWA("1ep", "2ep")
     train(start(swa), 3)
     assert swa.swa_completed
+    assert swa.num_averaged == 2
     start(swa)
 
     assert not swa.swa_completed
     assert swa.swa_model is None
+    assert swa.num_averaged == 0
 
 
 def test_an_average_at_the_very_end_raises_a_warning(caplog: pytest.LogCaptureFixture) -> None:
@@ -340,7 +340,7 @@ def test_a_run_that_ends_in_mid_epoch_ends_with_the_average() -> None:
     state.max_duration = "28ba"  # type: ignore[assignment]
     train(state, 9)
     swa: Any = state.algorithms[0]
-    averages = [average.clone() for average in swa.swa_model.averages.values()]
+    averages = [average.clone() for average in swa.swa_model.named_parameters_dict.values()]
     assert not all(torch.equal(*each) for each in zip(averages, weights_of(state), strict=True))
     end_fit(state, batches=1)
 
@@ -362,7 +362,6 @@ def test_weights_trained_after_the_average_stay_at_the_end() -> None:
     [
         (SWA("0.5dur", "0.97dur"), "10ep", 8, 0, "`fit` ended before `swa_end`, which is '0.97dur'"),
         (SWA("5ep", "9ep"), "8ep", 8, 0, "`fit` ended before `swa_end`, which is '9ep'"),
-        (SWA("0.5dur", "0.97dur"), "2ba", 0, 2, "`SWA` averaged nothing: no `update_interval` (1ep)"),
         (SWA("0.5dur", "0.97dur"), "10ep", 3, 0, ""),  # the user may train on
         (SWA("2ep", "9ep"), "3ep", 1, 0, ""),
     ],
@@ -382,16 +381,27 @@ def test_a_fit_that_ends_without_the_average_warns(
     assert bool(message) == bool(caplog.records)
 
 
+@pytest.mark.parametrize(("epochs", "batches", "updates"), [(1, 0, 1), (0, 2, 0)])
+def test_a_run_with_fewer_than_two_updates_warns(epochs: int, batches: int, updates: int) -> None:
+    state = start(SWA("0.5dur", "0.97dur"))
+    state.max_duration = "1ep" if epochs else "2ba"  # type: ignore[assignment]
+    with pytest.warns(NoEffectWarning, match=rf"`SWA` averaged nothing: {updates} updates, .* \(1ep\)"):  # noqa: PT031
+        train(state, epochs)
+        end_fit(state, batches)
+
+
+def test_frozen_parameters_are_not_averaged() -> None:
+    state = start(SWA("0.1dur", "0.5dur"))
+    frozen: Any = state.model[2]  # type: ignore[index]
+    frozen.requires_grad_(False)
+    for epoch in range(8):
+        torch.nn.init.constant_(frozen.weight, epoch)  # as the vectors of a spectral norm, which may be parameters
+        train(state, 1)
+
+    assert torch.equal(torch.full_like(frozen.weight, 7), frozen.weight)
+
+
 def test_a_start_after_the_end_of_the_run_raises_a_warning() -> None:
     state = State(model=torch.nn.Linear(1, 1), rank_zero_seed=0, max_duration="2ep")
     with pytest.warns(UserWarning, match="averages nothing in this `fit`: `swa_start` is '50ep', .* ends at '2ep'"):
         SWA(swa_start="50ep", swa_end="60ep").apply(Event.FIT_START, state, Logger(state))
-
-
-def test_the_first_update_copies_the_weights() -> None:
-    model = torch.nn.Linear(1, 1, bias=False)
-    model.weight.data.fill_(-torch.inf)
-    averages = AveragedWeights()
-    averages.update(model)
-
-    assert torch.equal(averages.averages["weight"], torch.full((1, 1), -torch.inf))

@@ -67,6 +67,40 @@ def test_more_tensors_than_are_swapped_at_once() -> None:
     assert [-float(i) for i in range(100)] == [tensor.item() for _, tensor in averages.named_parameters()]
 
 
+@pytest.mark.parametrize("spectral_norm", [torch.nn.utils.spectral_norm, torch.nn.utils.parametrizations.spectral_norm])
+def test_the_average_of_a_spectral_norm_is_normalized(spectral_norm: Any) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(spectral_norm(torch.nn.Linear(8, 8)))
+    averages = StoredWeights(model)
+    for _ in range(30):
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter += 0.1 * torch.randn_like(parameter)
+            model(torch.zeros(1, 8))  # a power iteration
+        averages.update(model, 0.9)
+    averages.swap(model)
+    model.eval()
+    model(torch.zeros(1, 8))  # `torch.nn.utils.spectral_norm` computes the weight here
+
+    assert torch.linalg.matrix_norm(model[0].weight, ord=2).item() == pytest.approx(1, abs=0.1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64, torch.int64, torch.bool])
+def test_buffers_other_than_running_statistics_are_copied(dtype: torch.dtype) -> None:
+    model = torch.nn.BatchNorm1d(2)
+    model.register_buffer("mask", torch.tensor([1.0, -torch.inf]).to(dtype) if dtype.is_floating_point else None)
+    model.register_buffer("cache", torch.zeros(2, dtype=dtype))
+    averages = StoredWeights(model)
+    with torch.no_grad():
+        for buffer in model.buffers():
+            buffer.copy_(torch.ones_like(buffer) if buffer is not model.mask else buffer)
+    expected = {"running_mean": torch.full((2,), 0.5), "running_var": torch.ones(2)}
+    expected |= {name: buffer.clone() for name, buffer in model.named_buffers() if name not in expected}
+    averages.update(model, 0.5)
+
+    deep_compare(expected, dict(averages.named_buffers()))
+
+
 def test_weights_that_are_not_finite_come_back_too() -> None:
     model = torch.nn.Linear(3, 1, bias=False)
     averages = StoredWeights(model)

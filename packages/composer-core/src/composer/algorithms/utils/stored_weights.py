@@ -12,7 +12,7 @@ import torch
 from composer.utils import dist, local_part
 from composer.utils.misc import is_model_fsdp2, unwrapped_model
 
-__all__ = ["Pairs", "StoredWeights", "average_dtype", "checksum_of", "reshard"]
+__all__ = ["Pairs", "StoredWeights", "average_dtype", "checksum_of", "is_averaged_buffer", "reshard"]
 
 _CHUNK = 2**22  # elements per step of a checksum: bounds its memory
 _SLICE = 32  # tensors exchanged at once: fused, without a second copy of the whole model
@@ -20,6 +20,8 @@ _SLICE = 32  # tensors exchanged at once: fused, without a second copy of the wh
 
 class StoredWeights:
     """A second set of a model's trainable parameters and of its buffers: their averages, until these are swapped in.
+
+    Of the buffers, only running statistics are averaged; see `is_averaged_buffer`. The others are copied.
 
     Each average is a separate tensor, in float32 if the dtype of the model has less precision: with a smoothing close
     to 1, the updates of an average in bfloat16 or float16 would round to nothing. Averages follow the device and the
@@ -49,7 +51,8 @@ class StoredWeights:
                 if parameter.requires_grad:
                     self._add(name, parameter)
             for name, buffer in model.named_buffers():
-                self.named_buffers_dict[name] = _fitted(buffer, buffer, average_dtype(buffer.dtype))
+                dtype = average_dtype(buffer.dtype) if is_averaged_buffer(name) else buffer.dtype
+                self.named_buffers_dict[name] = _fitted(buffer, buffer, dtype)
 
     def _add(self, name: str, parameter: torch.Tensor) -> None:
         self.named_parameters_dict[name] = _fitted(parameter, parameter, average_dtype(parameter.dtype))
@@ -249,10 +252,11 @@ class StoredWeights:
                     f"again from the changed model."
                 )
             stored = tensor  # a buffer that has grown, such as a cache, starts again
-        exact = average_dtype(tensor.dtype)
+        copied = store is self.named_buffers_dict and not is_averaged_buffer(name)
+        exact = tensor.dtype if copied else average_dtype(tensor.dtype)
         if exact is tensor.dtype:
             store[name] = _fitted(stored, tensor, exact)
-            links.exact.add(store[name], tensor)
+            links.exact.add(store[name], tensor, copied=copied)
             return
         if self.swapped:
             average = self._averages[name] = _fitted(self._averages.get(name, tensor), tensor, exact)
@@ -277,6 +281,7 @@ class Pairs:
             ValueError: Their shapes differ.
         """
         pairs, averages = cls(), average.state_dict()
+        copied = {name for name, _ in model.named_buffers() if not is_averaged_buffer(name)}
         for name, tensor in chain(model.named_parameters(), model.named_buffers()):
             if name not in averages:
                 continue
@@ -285,26 +290,27 @@ class Pairs:
                     f"{name!r} must have one shape in `model` and `ema_model`, got {tuple(tensor.shape)} and "
                     f"{tuple(averages[name].shape)}. Average models of the same structure."
                 )
-            pairs.add(averages[name], tensor)
+            pairs.add(averages[name], tensor, copied=name in copied)
         return pairs
 
-    def add(self, average: torch.Tensor, value: torch.Tensor) -> None:
-        """Add a pair."""
+    def add(self, average: torch.Tensor, value: torch.Tensor, *, copied: bool = False) -> None:
+        """Add a pair, whose value is copied in place of being averaged if `copied` is True or it has integers."""
         average, value = local_part(average), local_part(value)
-        key = (average.device, average.dtype, value.device, value.dtype)
+        copied = copied or not (average.is_floating_point() or average.is_complex())
+        key = (copied, average.device, average.dtype, value.device, value.dtype)
         averages, values = self._groups.setdefault(key, ([], []))
         averages.append(average)
         values.append(value)
 
     def update(self, smoothing: float) -> None:
-        """Set `average <- smoothing * average + (1 - smoothing) * value`; copy integers, and all if it is 0."""
-        for (device, dtype, *source), (averages, values) in self._groups.items():
+        """Set `average <- smoothing * average + (1 - smoothing) * value`; copy if it is 0, and all pairs to copy."""
+        for (copied, device, dtype, *source), (averages, values) in self._groups.items():
             if source != [device, dtype]:
                 values = [value.to(device, dtype) for value in values]
-            if smoothing and (dtype.is_floating_point or dtype.is_complex):
-                torch._foreach_lerp_(averages, values, 1 - smoothing)
-            else:
+            if copied or not smoothing:
                 torch._foreach_copy_(averages, values)
+            else:
+                torch._foreach_lerp_(averages, values, 1 - smoothing)
 
     def exchange(self) -> None:
         """Exchange averages and values, which must have the same dtype."""
@@ -347,6 +353,23 @@ class _MatchedTensors:
             return model is self._model and all(map(is_, map(getitem, self._holders, self._keys), self._values))
         except KeyError:
             return False
+
+
+def is_averaged_buffer(name: str) -> bool:
+    """Return True for the buffers that an average treats like weights; it copies the others from the latest model.
+
+    Averaged are running statistics, which torch names `running_mean` and `running_var`. A mean of other buffers may not
+    be a valid value: the power-iteration vectors of a spectral norm lose their unit length, infinite entries of a mask
+    become NaN, and counters, caches and observers have no mean at all.
+
+    Args:
+        name: The name of a buffer, also with the names of its modules.
+
+    Example:
+        >>> is_averaged_buffer("1.running_var"), is_averaged_buffer("0.parametrizations.weight.0._u")
+        (True, False)
+    """
+    return name.rpartition(".")[2].startswith("running_")
 
 
 def average_dtype(dtype: torch.dtype) -> torch.dtype:

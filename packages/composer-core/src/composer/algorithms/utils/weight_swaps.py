@@ -22,6 +22,7 @@ __all__ = [
     "has_passed",
     "is_saving",
     "parse_time",
+    "run_length",
     "warn_of_changes",
     "weights_to_save",
 ]
@@ -164,6 +165,23 @@ def has_passed(time: Time[Any], state: State) -> bool:
         elapsed = state.get_elapsed_duration()
         return elapsed is not None and elapsed >= time
     return state.timestamp >= time
+
+
+def run_length(state: State, unit: TimeUnit) -> float | None:
+    """Return the length of the run in batches or epochs, or None if it is unknown.
+
+    Args:
+        state: The state of the run.
+        unit: The unit of the result.
+    """
+    end, per_epoch = state.max_duration, state.dataloader_len
+    if end is None or end.unit not in (TimeUnit.BATCH, TimeUnit.EPOCH):
+        return None
+    if end.unit is unit:
+        return float(end.value)
+    if per_epoch is None:
+        return None
+    return float(end.value * per_epoch.value if unit is TimeUnit.BATCH else end.value / per_epoch.value)
 
 
 def parse_time(argument: str, given: Any, least: float, example: str = "100ba") -> Time[Any]:

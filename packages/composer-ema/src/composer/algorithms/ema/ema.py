@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -13,8 +14,10 @@ from composer.algorithms.utils.weight_swaps import (
     SwapTimes,
     has_passed,
     parse_time,
+    run_length,
     warn_of_changes,
 )
+from composer.algorithms.warnings import NotIntendedUseWarning
 from composer.core import (
     AVERAGES_WEIGHTS,
     CHANGES_LAYERS,
@@ -29,17 +32,23 @@ from composer.core import (
     TimeUnit,
 )
 from composer.loggers import Logger
-from composer.utils import check_finite, plain_number, unwrapped_model
+from composer.utils import check_finite, check_flags, plain_number, unwrapped_model
 
 __all__ = ["EMA", "EMAParameters", "compute_ema"]
+
+_SPAN = 10  # during the warmup, the mean age of the averaged weights is the training so far divided by this
+_MOST_OF_FIRST = 0.1
+# Checkpoints without a number of updates were written without warmup, and continue without it.
+_MANY_UPDATES = 10**12
 
 
 @torch.no_grad()
 def compute_ema(model: torch.nn.Module, ema_model: torch.nn.Module | EMAParameters, smoothing: float = 0.99) -> None:
     """Move the averages of a model's parameters and buffers towards the model, in place.
 
-    For every parameter and buffer of `model` that `ema_model` has under the same name:
-    `average <- smoothing * average + (1 - smoothing) * value`. Integers, such as counters, are copied.
+    For every parameter and running statistic of `model` that `ema_model` has under the same name:
+    `average <- smoothing * average + (1 - smoothing) * value`. Other buffers, such as counters, masks and the vectors
+    of a spectral norm, are copied.
 
     Args:
         model: The model in training; not modified.
@@ -60,7 +69,7 @@ def compute_ema(model: torch.nn.Module, ema_model: torch.nn.Module | EMAParamete
 
     Source: Polyak and Juditsky, "Acceleration of Stochastic Approximation by Averaging", 1992, here with exponential
         weights.
-    Differs: integers are copied.
+    Differs: buffers other than running statistics are copied.
     """
     _check_smoothing(smoothing)
     if isinstance(ema_model, EMAParameters):
@@ -109,7 +118,10 @@ class EMAParameters(StoredWeights):
 class EMA(Algorithm):
     """Exponential moving average of the weights, which is evaluated and saved in place of the training weights.
 
-    After every `update_interval` the averages move towards the weights. They are swapped into the model for each
+    After every `update_interval` the averages move towards the weights:
+    `average <- smoothing * average + (1 - smoothing) * weights`. After k updates the smoothing is at most
+    `k / (k + 9)`, so the first update copies the weights, and the mean age of the averaged weights is at most a tenth
+    of the training so far: averages are useful in a run of any length. They are swapped into the model for each
     evaluation and each checkpoint, and out again before training continues, so training itself is unchanged, bit for
     bit. When `fit` ends, the averages stay in the model: `fit(); torch.save(model.state_dict())` saves them. Another
     `fit` continues from the training weights. Parameters that were changed in between, for example by
@@ -127,20 +139,27 @@ class EMA(Algorithm):
 
     Args:
         half_life: The time after which the weight of old values has halved, in batches or epochs ("1000ba"); this and
-            the other times may also be `Time` objects. None if `smoothing` is given.
+            the other times may also be `Time` objects. None if `smoothing` is given. It is shorter during the warmup.
         smoothing: The weight of the old average in an update, in [0, 1]. None if `half_life` is given.
         ema_start: When averaging starts, in any unit.
         update_interval: The time between updates, in the unit of `half_life`. None: 1 of that unit, or "1ba".
+        warmup: Limit the smoothing to `k / (k + 9)` after k updates, which ends after about 13 half-lives. False: the
+            half-life holds from the beginning, and the weights of the first update have the weight
+            `smoothing ** (updates - 1)` at the end.
 
     Attributes:
-        smoothing: As given, or 2 ** (-update_interval / half_life).
+        smoothing: As given, or 2 ** (-update_interval / half_life); the limit after the warmup.
         ema_model: The `EMAParameters`; None before INIT.
         ema_started: True if averaging has started.
+        num_updates: The number of updates so far.
 
     Raises:
         ValueError: Not exactly one of `half_life` and `smoothing` is given, a time has another unit or is out of range,
             or `smoothing` is outside [0, 1].
-        TypeError: A time is neither a string nor a `Time`.
+        TypeError: A time is neither a string nor a `Time`, or `warmup` is not a bool.
+
+    Warns:
+        NotIntendedUseWarning: Without `warmup`, the first weights weigh more than a tenth at the end of the run.
 
     Example:
         >>> EMA(half_life="100ba", update_interval="20ba").smoothing == 2**-0.2
@@ -148,10 +167,10 @@ class EMA(Algorithm):
 
     Source: Polyak and Juditsky, "Acceleration of Stochastic Approximation by Averaging", 1992, here with exponential
         weights.
-    Differs: no bias correction; averaging starts from the weights at the first update. Averages of bfloat16 and
-        float16 weights are float32. Integer buffers are copied, not averaged. `smoothing` alone updates every batch; a
-        half-life of 0 averages nothing; `state_dict` works before INIT. The model always holds the averages after
-        `fit` has ended, and never between two batches. Names do not depend on wrappers such as
+    Differs: the warmup; without it, averages start from the weights at the first update, without bias correction.
+        Averages of bfloat16 and float16 weights are float32. Buffers other than running statistics are copied, not
+        averaged. `smoothing` alone updates every batch; `state_dict` works before INIT. The model always holds the
+        averages after `fit` has ended, and never between two batches. Names do not depend on wrappers such as
         `DistributedDataParallel`.
     """
 
@@ -168,14 +187,18 @@ class EMA(Algorithm):
         smoothing: float | None = None,
         ema_start: str | Time[Any] = "0.0dur",
         update_interval: str | Time[Any] | None = None,
+        warmup: bool = True,
     ) -> None:
         given = (half_life, smoothing, ema_start, update_interval)
         self.smoothing, self.update_interval, self.ema_start = _parse_arguments(*given)
+        check_flags(warmup=warmup)
+        self.warmup = warmup
         self._given = tuple(str(value) if isinstance(value, Time) else plain_number(value) for value in given)
         self.update_event = Event.BATCH_END if self.update_interval.unit is TimeUnit.BATCH else Event.EPOCH_END
         self.ema_model: EMAParameters | None = None
         self.ema_started = False
-        self.serialized_attributes = ["ema_model", "ema_weights_active", "ema_started"]
+        self.num_updates = 0
+        self.serialized_attributes = ["ema_model", "ema_weights_active", "ema_started", "num_updates"]
         self.checkpoint_events = [*CHECKPOINT_EVENTS]
         self.move_device_events = [Event.FIT_START, Event.EVAL_START, Event.PREDICT_START]
         self.move_param_events = [Event.EVAL_START, Event.EVAL_END, Event.FIT_END, *RESTORE_EVENTS]
@@ -194,7 +217,7 @@ class EMA(Algorithm):
 
     def __repr__(self) -> str:
         half_life, smoothing, ema_start, update_interval = self._given
-        return f"EMA({half_life=!r},{smoothing=!r},{ema_start=!r},{update_interval=!r})"
+        return f"EMA({half_life=!r},{smoothing=!r},{ema_start=!r},{update_interval=!r},warmup={self.warmup!r})"
 
     def match(self, event: Event, state: State) -> bool:
         """Return True if there is something to do; start averaging at the first update event from `ema_start` on."""
@@ -202,9 +225,11 @@ class EMA(Algorithm):
             return True
         if event is self.update_event:
             if not self.ema_started and has_passed(self.ema_start, state):
-                self.ema_model, self.ema_started = EMAParameters(state.model), True
+                self.ema_model, self.ema_started, self.num_updates = EMAParameters(state.model), True, 0
             if self.ema_started and _is_due(self.update_interval, state):
                 return True
+        if event is Event.FIT_START and not self.warmup:
+            return True
         if event in self.move_device_events:
             return self.ema_started
         return self._swaps.match(event, state, ready=self.ema_started, swapped=self.ema_weights_active)
@@ -212,9 +237,11 @@ class EMA(Algorithm):
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Store, update or swap the averages."""
         if event is Event.INIT:
-            self.ema_model, self.ema_started = EMAParameters(state.model), False
+            self.ema_model, self.ema_started, self.num_updates = EMAParameters(state.model), False, 0
             return
         assert self.ema_model is not None, "INIT comes first"
+        if event is Event.FIT_START and not self.warmup:
+            self._warn_of_first_weights(state)
         if event in RESTORE_EVENTS and self.ema_weights_active:
             warn_of_changes(self.ema_model.adopt_changes(state.model))
         if event in self.move_device_events:
@@ -222,9 +249,23 @@ class EMA(Algorithm):
         if self._swaps.is_due(event, swapped=self.ema_weights_active):
             self.ema_model.swap(state.model)
         if event is self.update_event and _is_due(self.update_interval, state):
-            compute_ema(state.model, self.ema_model, self.smoothing)
+            most = self.num_updates / (self.num_updates + _SPAN - 1) if self.warmup else 1.0
+            compute_ema(state.model, self.ema_model, min(self.smoothing, most))
+            self.num_updates += 1
         if event in (Event.FIT_END, Event.AFTER_LOAD) and self.ema_weights_active:
             self.ema_model.record_checksums(state.model)
+
+    def _warn_of_first_weights(self, state: State) -> None:
+        length = run_length(state, self.update_interval.unit)
+        share = 0.0 if length is None else self.smoothing ** max(length / self.update_interval.value - 1, 0)
+        if share > _MOST_OF_FIRST:
+            warnings.warn(
+                f"`EMA` evaluates and saves averages in which the first weights weigh {share:.0%} at the end of the "
+                f"run, which is '{state.max_duration}'. Use a `half_life` of at most a tenth of the run, or "
+                f"`warmup=True`.",
+                NotIntendedUseWarning,
+                stacklevel=2,
+            )
 
     def get_ema_model(self, model: torch.nn.Module) -> torch.nn.Module:
         """Write the averages into a model, for example to predict with them, and return it.
@@ -260,17 +301,19 @@ class EMA(Algorithm):
         return model
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the stored tensors, and whether averaging has started and the averages are in the model."""
+        """Return the stored tensors, the number of updates, and whether the averages are in the model."""
         return {
             **super().state_dict(),
             "ema_model": None if self.ema_model is None else self.ema_model.state_dict(),
             "ema_weights_active": self.ema_weights_active,
             "ema_started": self.ema_started,
+            "num_updates": self.num_updates,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned, or both sets of weights from MosaicML's Composer before 0.13."""
         self.ema_started = state["ema_started"]
+        self.num_updates = state.get("num_updates", _MANY_UPDATES if self.ema_started else 0)
         saved, active = state["ema_model"], state["ema_weights_active"]
         if "training_model" in state and active:
             saved = state["training_model"]  # the weights that the model does not hold

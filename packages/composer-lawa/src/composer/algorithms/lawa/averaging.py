@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from composer.algorithms.utils.stored_weights import average_dtype
+from composer.algorithms.utils.stored_weights import average_dtype, is_averaged_buffer
 from composer.utils import check_integers, is_uri, local_part, unwrapped_model
 from composer.utils.import_helpers import import_from_distribution
 
 __all__ = ["average_checkpoints", "average_weights"]
 
 _BATCH_IN_NAME = re.compile(r"(?<![A-Za-z])ba(\d+)")
+# The names that `torch.nn.utils.parametrizations.spectral_norm` gives to its power-iteration vectors.
+_POWER_ITERATION = re.compile(r"(?:.*\.)?parametrizations\.[^.]+\.\d+\._[uv]")
 
 
 @torch.no_grad()
 def average_weights(
-    weights: Iterable[torch.nn.Module | Mapping[str, torch.Tensor]], coefficients: Sequence[float] | None = None
+    weights: Iterable[torch.nn.Module | Mapping[str, torch.Tensor]],
+    coefficients: Sequence[float] | None = None,
+    *,
+    buffers: Collection[str] | None = None,
 ) -> dict[str, torch.Tensor]:
     """Return the mean of several sets of weights, or a linear combination.
 
@@ -32,6 +37,9 @@ def average_weights(
         weights: Models, or dictionaries such as their `state_dict()`, of the same structure; not modified. They are
             taken one by one, so a generator needs memory for one of them at a time.
         coefficients: A factor for each of them. None: the mean.
+        buffers: The names of the buffers. Only those that are running statistics are averaged, and the others are
+            those of the last set. None: the buffers of the first set if it is a model; in a dictionary, which does not
+            tell buffers from parameters, only the power-iteration vectors of spectral norms are recognized.
 
     Returns:
         The averages by name: new tensors, on the devices of the first set, sharded like it, and in float32 where its
@@ -48,14 +56,17 @@ def average_weights(
 
     Source: Kaddour, "Stop Wasting My Time! Saving Days of ImageNet and BERT Training with Latest Weight Averaging",
         arXiv:2209.14981, section 2.
-    Differs: integers are copied.
+    Differs: integers, and buffers other than running statistics, are copied.
     """
     total: dict[str, torch.Tensor] = {}
+    copied: set[str] = set()
     count = 0
     for each in weights:
         named = _named(each)
         if count == 0:
-            total = {name: torch.zeros_like(value, dtype=average_dtype(value.dtype)) for name, value in named.items()}
+            copied = _copied_names(each, named, buffers)
+            dtypes = {n: v.dtype if n in copied else average_dtype(v.dtype) for n, v in named.items()}
+            total = {name: torch.zeros_like(value, dtype=dtypes[name]) for name, value in named.items()}
         _check_match(total, named)
         if coefficients is not None and count == len(coefficients):
             raise ValueError(
@@ -64,19 +75,19 @@ def average_weights(
         factor = 1.0 if coefficients is None else float(coefficients[count])
         for name, tensor in named.items():
             target, value = local_part(total[name]), local_part(tensor.detach())
-            if _is_averaged(target):
-                target.add_(value.to(target.device, target.dtype), alpha=factor)
-            else:
+            if name in copied:
                 target.copy_(value)
+            else:
+                target.add_(value.to(target.device, target.dtype), alpha=factor)
         count += 1
     if count == 0:
         raise ValueError("`weights` must have at least one set of weights, got none.")
     if coefficients is not None and count != len(coefficients):
         raise ValueError(f"`coefficients` must be as many as the weights, got {len(coefficients)} for {count}.")
     if coefficients is None:
-        for tensor in map(local_part, total.values()):
-            if _is_averaged(tensor):
-                tensor.div_(count)
+        for name, tensor in total.items():
+            if name not in copied:
+                local_part(tensor).div_(count)
     return total
 
 
@@ -173,5 +184,20 @@ def _check_match(total: Mapping[str, torch.Tensor], named: Mapping[str, torch.Te
             )
 
 
-def _is_averaged(tensor: torch.Tensor) -> bool:
-    return tensor.is_floating_point() or tensor.is_complex()
+def _copied_names(
+    weights: torch.nn.Module | Mapping[str, torch.Tensor],
+    named: Mapping[str, torch.Tensor],
+    buffers: Collection[str] | None,
+) -> set[str]:
+    """Return the names of the tensors that are copied from the last set, and not averaged."""
+    if buffers is None and isinstance(weights, torch.nn.Module):
+        buffers = {name for name, _ in unwrapped_model(weights).named_buffers()}
+    copied = {name for name, tensor in named.items() if not (tensor.is_floating_point() or tensor.is_complex())}
+    if buffers is not None:
+        return copied | {name for name in buffers if not is_averaged_buffer(name)}
+    # `torch.nn.utils.spectral_norm` keeps `weight_u` and `weight_v` beside `weight_orig`.
+    return copied | {
+        name
+        for name in named
+        if _POWER_ITERATION.fullmatch(name) or (name.endswith(("_u", "_v")) and f"{name[:-2]}_orig" in named)
+    }

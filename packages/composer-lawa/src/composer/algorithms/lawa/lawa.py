@@ -38,7 +38,8 @@ class LAWA(Algorithm):
     After every `interval` the trainable weights and the buffers are stored; the mean of the last `num_snapshots` of
     them is swapped into the model for each evaluation, prediction and checkpoint, and out again before training
     continues, so training itself is unchanged, bit for bit. When `fit` ends, the mean stays in the model; another `fit`
-    continues from the training weights. Until there are `num_snapshots`, it is the mean of those so far.
+    continues from the training weights. Until twice as many have been stored, it is the mean of the later half of those
+    so far: a short run does not average the weights of its beginning.
 
     The statistics of batch norm layers belong to the training weights, so they are measured again for the mean, with
     `recalibration_batches` training batches, once for each mean that is swapped in.
@@ -74,7 +75,7 @@ class LAWA(Algorithm):
         TypeError: An argument has another type.
 
     Warns:
-        NoEffectWarning: The run ended before the first `interval`.
+        NoEffectWarning: The run ended before the third `interval`, so that no two sets of weights were averaged.
 
     Example:
         >>> LAWA(num_snapshots=3, interval="500ba").num_taken
@@ -82,7 +83,8 @@ class LAWA(Algorithm):
 
     Source: Kaddour, "Stop Wasting My Time! Saving Days of ImageNet and BERT Training with Latest Weight Averaging",
         arXiv:2209.14981, algorithm 1, with its 6 snapshots, one per epoch.
-    Differs: batch norm statistics are measured for the mean. The mean is float32 if weights have less precision.
+    Differs: early in training, fewer snapshots are averaged. Batch norm statistics are measured for the mean. The mean
+        is float32 if weights have less precision. Buffers other than running statistics are those of the last snapshot.
     """
 
     placement = Placement(
@@ -134,7 +136,7 @@ class LAWA(Algorithm):
         """Return True if there is something to check, store or swap."""
         if event in (Event.INIT, Event.FIT_START, Event.BATCH_END, self._storage_event):
             return True
-        if event is Event.FIT_END and not self.num_taken:
+        if event is Event.FIT_END:
             return True
         return self._swaps.match(event, state, ready=self.num_taken > 0, swapped=self.swapped)
 
@@ -147,9 +149,8 @@ class LAWA(Algorithm):
             self._recalibration.check(state)
         elif event is Event.BATCH_END:
             self._recalibration.observe(state)
-        if event is Event.FIT_END and not self.num_taken:
+        if event is Event.FIT_END and self._num_averaged < min(self.num_snapshots, 2):
             self._warn_if_over(state)
-            return
         if event in RESTORE_EVENTS and self._training is not None:
             self._adopt_changes(self._training, state.model)
         if self._swaps.is_due(event, swapped=self.swapped) and self.num_taken:
@@ -169,12 +170,17 @@ class LAWA(Algorithm):
             raise RuntimeError(
                 f"There are no weights to average yet. Train for at least one interval, {self.interval}."
             )
-        newest = self._snapshots[-1]
-        for snapshot in self._snapshots:  # those of a checkpoint are on the host
+        newest, used = self._snapshots[-1], list(self._snapshots)[-self._num_averaged :]
+        for snapshot in used:  # those of a checkpoint are on the host
             snapshot.update({name: t.to(newest[name].device) for name, t in snapshot.items() if name in newest})
         # Parameters that became trainable later are averaged once all snapshots have them.
-        names = set.intersection(*(set(snapshot) for snapshot in self._snapshots))
-        return average_weights({name: each[name] for name in each if name in names} for each in self._snapshots)
+        names = set.intersection(*map(set, used))
+        sets = ({name: each[name] for name in each if name in names} for each in used)
+        return average_weights(sets, buffers=self._buffers)
+
+    @property
+    def _num_averaged(self) -> int:
+        return min(len(self._snapshots), (self.num_taken + 1) // 2)
 
     @torch.no_grad()
     def _store(self, model: torch.nn.Module) -> None:
@@ -214,8 +220,8 @@ class LAWA(Algorithm):
         elapsed = state.get_elapsed_duration()
         if elapsed is not None and elapsed.value >= 1:
             warn_no_effect(
-                f"`LAWA` changed nothing: the run ended before the first `interval`, which is {self.interval}. Use a "
-                f"shorter one."
+                f"`LAWA` averaged nothing: it stored weights {self.num_taken} times, once per `interval`, which is "
+                f"{self.interval}, and needs {2 * min(self.num_snapshots, 2) - 1}. Use a shorter interval."
             )
 
     def state_dict(self) -> dict[str, Any]:

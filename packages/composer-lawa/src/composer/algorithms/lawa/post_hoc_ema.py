@@ -423,18 +423,23 @@ def _reconstruct(
     widths = [width for each in used for width in each.sigma_rels]
     factors = solve_ema_weights(times, widths, sigma_rel, used[-1].updates if updates is None else updates)
     exact: set[str] = set()
-    result = average_weights(_in_float64(_averages_of(used, folder), exact), factors.tolist())
+    buffers: set[str] = set()
+    averages = _in_float64(_averages_of(used, folder, buffers), exact)
+    result = average_weights(averages, factors.tolist(), buffers=buffers)
     return {n: v.float() if v.dtype is torch.float64 and n not in exact else v for n, v in result.items()}
 
 
-def _averages_of(snapshots: Sequence[Snapshot], folder: Path | None) -> Iterator[dict[str, torch.Tensor]]:
-    """Iterate over the averages of snapshots by name, reading one file at a time."""
+def _averages_of(
+    snapshots: Sequence[Snapshot], folder: Path | None, buffers: set[str]
+) -> Iterator[dict[str, torch.Tensor]]:
+    """Iterate over the averages of snapshots by name, reading one file at a time; add buffer names to `buffers`."""
     for snapshot in snapshots:
         averages: Iterable[Layout] | None = snapshot.averages
         if averages is None:
             assert folder is not None, "a snapshot is in memory or in a file"
             averages = _read(_file_of(folder, snapshot.updates))["averages"]
         for average in averages:
+            buffers.update(average["named_buffers_dict"])
             yield {**average["named_parameters_dict"], **average["named_buffers_dict"]}
 
 

@@ -20,7 +20,7 @@ from composer.algorithms.schedule_free.optimizers import (
 from composer.algorithms.schedule_free.schedules import check_schedulers, has_fallen
 from composer.algorithms.utils.batchnorm import BatchNormRecalibration
 from composer.algorithms.utils.stored_weights import StoredWeights, reshard
-from composer.algorithms.utils.weight_swaps import RESTORE_EVENTS, SwapTimes, parse_time, warn_of_changes
+from composer.algorithms.utils.weight_swaps import RESTORE_EVENTS, SwapTimes, parse_time, run_length, warn_of_changes
 from composer.algorithms.warnings import NotIntendedUseWarning
 from composer.core import (
     AVERAGES_WEIGHTS,
@@ -105,7 +105,7 @@ class ScheduleFree(Algorithm):
         TypeError: An argument has another type; at INIT, an optimizer is of another kind than AdamW or SGD.
 
     Warns:
-        NotIntendedUseWarning: The learning rate has fallen.
+        NotIntendedUseWarning: The learning rate has fallen, or the run ends before the warmup.
 
     Example:
         >>> ScheduleFree(warmup="1000ba").swapped
@@ -259,7 +259,17 @@ class ScheduleFree(Algorithm):
             for group in new.param_groups:
                 if not group["k"]:
                     group["warmup_steps"] = self._warmup_steps(state)
-        check_schedulers(state, [group for optimizer in optimizers for group in optimizer.param_groups])
+        groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+        check_schedulers(state, groups)
+        length = run_length(state, TimeUnit.BATCH)
+        warmup = max((group.get("warmup_steps", 0) for group in groups), default=0)
+        if length is not None and warmup > length:
+            warnings.warn(
+                f"The warmup of `{type(self).__name__}` takes {warmup} batches, but the run ends before, at "
+                f"'{state.max_duration}': the learning rate never reaches its value. Use a shorter warmup.",
+                NotIntendedUseWarning,
+                stacklevel=2,
+            )
         left, self._left = self._left, None
         changed = [] if left is None else left.adopt_changes(state.model)
         warn_of_changes(changed)

@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
-from composer.algorithms.utils.stored_weights import Pairs, average_dtype
-from composer.algorithms.utils.weight_swaps import has_passed, parse_time
+from composer.algorithms.utils.stored_weights import StoredWeights
+from composer.algorithms.utils.weight_swaps import has_passed, parse_time, run_length
+from composer.algorithms.warnings import warn_no_effect
 from composer.core import (
     AVERAGES_WEIGHTS,
     CHANGES_LAYERS,
@@ -26,7 +27,7 @@ from composer.core import (
     TimeUnit,
 )
 from composer.loggers import Logger
-from composer.utils import check_finite, check_flags, check_integers, local_part, plain_number, unwrapped_model
+from composer.utils import check_finite, check_flags, check_integers, plain_number
 
 __all__ = ["SWA"]
 
@@ -34,13 +35,13 @@ _log = logging.getLogger(__name__)
 
 _WHOLE_RUN = Time(1.0, TimeUnit.DURATION)
 _STRATEGIES = {"linear": "linear", "lin": "linear", "cos": "cos", "cosine": "cos"}
-_PREFIX = "module."  # of names in the state dict of `torch.optim.swa_utils.AveragedModel`, whose layout is used
+_PREFIX = "module."
 
 
 class SWA(Algorithm):
     """Stochastic weight averaging: use the average of the weights of late epochs as the weights of the model.
 
-    From `swa_start` on, after every `update_interval`, the weights enter an equal average:
+    From `swa_start` on, after every `update_interval`, the trainable weights enter an equal average:
     `average <- average + (weights - average) / (n + 1)`. At the first batch or epoch end from `swa_end` on, the average
     becomes the weights of the model, and training continues from there, so that batch norm statistics are updated. If
     the run ends before that, the average becomes the weights at FIT_END. All of this happens between batches, so
@@ -65,7 +66,8 @@ class SWA(Algorithm):
         swa_lr: The final learning rate. None: the learning rate at the start of averaging.
 
     Attributes:
-        swa_model: The averages; None before `swa_start`.
+        swa_model: The averages, as `StoredWeights` without buffers; None before `swa_start`.
+        num_averaged: The number of weights in the average.
         swa_scheduler: The schedule of the learning rate; None unless it is scheduled.
         swa_started: True once averaging has started.
         swa_completed: True once the average is in the model.
@@ -77,6 +79,9 @@ class SWA(Algorithm):
             argument is out of range.
         RuntimeError: At FIT_START, with `schedule_swa_lr`, if there are several learning rates, or several schedulers
             of an optimizer.
+
+    Warns:
+        NoEffectWarning: Fewer than two sets of weights were averaged.
 
     Example:
         >>> SWA(update_interval="100ba").match_event
@@ -125,10 +130,10 @@ class SWA(Algorithm):
         self._reset()
 
     def _reset(self) -> None:
-        self.swa_model: AveragedWeights | None = None
+        self.swa_model: StoredWeights | None = None
         self.swa_scheduler: Annealing | None = None
         self.swa_started = self.swa_completed = False
-        self.step_counter = 0
+        self.step_counter = self.num_averaged = 0
 
     def __repr__(self) -> str:
         swa_start, swa_end, update_interval = self._times
@@ -166,12 +171,14 @@ class SWA(Algorithm):
 
     def _step(self, state: State) -> None:
         if self.swa_model is None:
-            self.swa_model, self.swa_started = AveragedWeights(), True
+            self.swa_model, self.swa_started = StoredWeights(state.model), True
+            self.swa_model.named_buffers_dict.clear()
         if self.schedule_swa_lr and self.swa_scheduler is None:
             _check_optimizers(state)
             self.swa_scheduler = self._annealing_from(float(state.optimizers[0].param_groups[0]["lr"]))
         if self.step_counter % int(self.update_interval) == 0:
-            self.swa_model.update(state.model)
+            self.num_averaged += 1
+            self.swa_model.update(state.model, 1 - 1 / self.num_averaged)
             if self.swa_scheduler is not None:
                 self.swa_scheduler.step_count += 1
         self.step_counter += 1
@@ -190,12 +197,14 @@ class SWA(Algorithm):
                 self.swa_end,
             )
         elif is_over and self.swa_end.unit is TimeUnit.DURATION:
-            _log.warning(
-                "`SWA` averaged nothing: no `update_interval` (%s) ended between `swa_start` (%s) and the end of the "
-                "run. Set a shorter interval or an earlier start.",
-                self.update_interval,
-                self.swa_start,
-            )
+            self._warn_of_few()
+
+    def _warn_of_few(self) -> None:
+        warn_no_effect(
+            f"`SWA` averaged nothing: {self.num_averaged} updates, of which there is one per `update_interval` "
+            f"({self.update_interval}), were between `swa_start` ({self.swa_start}) and `swa_end` ({self.swa_end}). "
+            f"Set a shorter interval or an earlier start."
+        )
 
     def _annealing_from(self, lr: float) -> Annealing:
         return Annealing(lr, self.swa_lr, self.anneal_steps, self.anneal_strategy)
@@ -207,7 +216,13 @@ class SWA(Algorithm):
         if self.swa_scheduler is not None:
             _restore_lr(state)
         elapsed = state.get_elapsed_duration()
-        if elapsed is not None and elapsed.value >= 1:
+        if self.num_averaged < 2:
+            self._warn_of_few()
+        elif (
+            elapsed is not None
+            and elapsed.value >= 1
+            and any(isinstance(module, torch.nn.modules.batchnorm._BatchNorm) for module in state.model.modules())
+        ):
             _log.warning(
                 "The average became the weights of the model at the end of the run, so batch norm statistics do not "
                 "match it. Set an earlier `swa_end` or a shorter `update_interval`."
@@ -215,9 +230,13 @@ class SWA(Algorithm):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the averages, the schedule of the learning rate and the progress of both."""
+        averages: dict[str, torch.Tensor] | None = None
+        if self.swa_model is not None:  # in the layout of `torch.optim.swa_utils.AveragedModel`
+            averages = {f"{_PREFIX}{name}": average for name, average in self.swa_model.named_parameters()}
+            averages["n_averaged"] = torch.tensor(self.num_averaged)
         return {
             **super().state_dict(),
-            "swa_model": None if self.swa_model is None else self.swa_model.state_dict(),
+            "swa_model": averages,
             "swa_completed": self.swa_completed,
             "swa_started": self.swa_started,
             "swa_scheduler": None if self.swa_scheduler is None else self.swa_scheduler.state_dict(),
@@ -227,61 +246,17 @@ class SWA(Algorithm):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load the result of `state_dict`."""
         self.swa_started, self.swa_completed = state["swa_started"], state["swa_completed"]
-        self.step_counter = state["step_counter"]
+        self.step_counter, self.num_averaged = state["step_counter"], 0
         self.swa_model = self.swa_scheduler = None
         if self.swa_started and state["swa_model"] is not None:
-            self.swa_model = AveragedWeights()
-            self.swa_model.load_state_dict(state["swa_model"])
+            averages = dict(state["swa_model"])
+            self.num_averaged = int(averages.pop("n_averaged"))
+            named = {name.removeprefix(_PREFIX): average for name, average in averages.items()}
+            self.swa_model = StoredWeights(None)
+            self.swa_model.load_state_dict({"named_parameters_dict": named, "named_buffers_dict": {}})
         if self.swa_started and state["swa_scheduler"] is not None and self.schedule_swa_lr:
             self.swa_scheduler = self._annealing_from(0.0)
             self.swa_scheduler.load_state_dict(state["swa_scheduler"])
-
-
-class AveragedWeights:
-    """Equal average of the parameters of a model over the calls of `update`.
-
-    Averages of parameters narrower than float32 are float32: small updates would be rounded away.
-
-    Attributes:
-        averages: The average of each parameter, by name.
-        n_averaged: The number of updates.
-    """
-
-    def __init__(self) -> None:
-        self.averages: dict[str, torch.Tensor] = {}
-        self.n_averaged = 0
-
-    @torch.no_grad()
-    def update(self, model: torch.nn.Module) -> None:
-        """Add the current weights of a model: `average <- average + (weight - average) / (n + 1)`."""
-        pairs = Pairs()
-        for name, weight in unwrapped_model(model).named_parameters():
-            average = self.averages.get(name)
-            if average is None:
-                average = torch.zeros_like(weight.detach(), dtype=average_dtype(weight.dtype))
-            # Sharded in the same way as the weight, so that a checkpoint saves the whole average.
-            average = self.averages[name] = average.to(weight.device)
-            pairs.add(average, weight.detach())
-        self.n_averaged += 1
-        pairs.update(1 - 1 / self.n_averaged)
-
-    @torch.no_grad()
-    def copy_to(self, model: torch.nn.Module) -> None:
-        """Copy the averages into the parameters of a model, in place."""
-        for name, weight in unwrapped_model(model).named_parameters():
-            local_part(weight.detach()).copy_(local_part(self.averages[name]))
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the averages and their number, in the layout of `torch.optim.swa_utils.AveragedModel`."""
-        named = {f"{_PREFIX}{name}": average for name, average in self.averages.items()}
-        return {"n_averaged": torch.tensor(self.n_averaged), **named}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load copies of the tensors that `state_dict` returned."""
-        self.n_averaged = int(state["n_averaged"])
-        self.averages = {
-            name.removeprefix(_PREFIX): value.detach().clone() for name, value in state.items() if name != "n_averaged"
-        }
 
 
 class Annealing:
@@ -384,14 +359,10 @@ def _check_optimizers(state: State) -> None:
 
 def _warn_about_late_start(start: Time[Any], state: State) -> None:
     """Warn if this call of `fit` ends before `swa_start`; a later call may reach it."""
-    end, length = state.max_duration, state.dataloader_len
-    if end is None or start.unit is not TimeUnit.EPOCH:
-        return
-    if end.unit is TimeUnit.BATCH and length is not None:
-        end = Time(end.value // length.value, TimeUnit.EPOCH)
-    if end.unit is TimeUnit.EPOCH and start.value > end.value:
+    epochs = run_length(state, TimeUnit.EPOCH)
+    if start.unit is TimeUnit.EPOCH and epochs is not None and start.value > epochs:
         warnings.warn(
-            f"`SWA` averages nothing in this `fit`: `swa_start` is '{start}', and the run ends at '{end}'. Set an "
-            f"earlier start, or use a fraction of the run such as '0.7dur'.",
+            f"`SWA` averages nothing in this `fit`: `swa_start` is '{start}', and the run ends at "
+            f"'{state.max_duration}'. Set an earlier start, or use a fraction of the run such as '0.7dur'.",
             stacklevel=2,
         )
