@@ -362,6 +362,19 @@ class DatasetTransformContract(AlgorithmContract):
                 error = _error_at(state, event)
                 assert isinstance(error, TypeError), f"must raise a TypeError at {event.name}, got {error!r}."
 
+    def test_masks_which_a_transform_of_images_does_not_change_are_refused(self) -> None:
+        state = self._fit(DataLoader(self.make_dataset()), self.make())
+        images = torch.zeros(2, 3, 8, 8)
+        for target in (torch.zeros(2, 8, 8), torch.zeros(2, 5, 8, 8), torch.zeros(2, 10), images):
+            state.batch = images, target
+            error = _error_at(state, Event.AFTER_DATALOADER)
+            is_mask = target.dim() > 2 and target is not images
+
+            assert isinstance(error, ValueError if is_mask else type(None)), (
+                f"must raise a ValueError at AFTER_DATALOADER for a mask, and only then, got {error!r} for a target of "
+                f"shape {tuple(target.shape)}. Call `composer.algorithms.utils.check_targets_stay`."
+            )
+
     def test_each_worker_draws_its_own_in_every_epoch(self) -> None:
         for persistent in (False, True):
             loader = DataLoader(self.make_dataset(), batch_size=1, num_workers=2, persistent_workers=persistent)
