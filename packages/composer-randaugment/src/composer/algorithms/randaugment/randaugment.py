@@ -135,7 +135,8 @@ class RandAugment(Algorithm):
 
     **Events** INIT, BEFORE_LOAD, FIT_START, AFTER_DATALOADER (a check). **Reads** `state.train_dataloader`, or else
     `state.dataloader`; the batch. **Writes** the `transform` of its dataset, or of a copy of the dataset inside a
-    `Subset`. **Cost** `depth` Pillow operations per image, in the workers of the dataloader. **Compilation** static: the model and the shapes do not change.
+    `Subset`. **Cost** `depth` Pillow operations per image, in the workers of the dataloader. **Compilation** static:
+    the model and the shapes do not change.
 
     Args:
         severity: The strength of each augmentation, in [0, 10].
