@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -344,3 +345,66 @@ def test_random_flips_in_the_data_set_are_pointed_out() -> None:
 def test_wrong_arguments_are_refused_at_construction() -> None:
     with pytest.raises(TypeError, match=r"`seed` must be an integer, got 0.5"):
         AlternatingFlip(seed=0.5)  # type: ignore[arg-type]
+
+
+MASKS = [
+    lambda image, index: (image, image[0].long()),
+    lambda image, index: (image, index, image.clone()),
+    lambda image, index: {0: image, "mask": image[:1]},
+    lambda image, index: (Image.fromarray(image[0].numpy()), Image.fromarray(image[1].numpy())),
+]
+
+
+def as_tensor(image: Any) -> torch.Tensor:
+    return image if isinstance(image, torch.Tensor) else torch.from_numpy(np.array(image))
+
+
+@pytest.mark.parametrize("make", MASKS)
+def test_masks_are_mirrored_with_their_images(make: Any) -> None:
+    plain, flipped = Pictures(make), FlippedDataset(Pictures(make))
+    mirrored = 0
+    for before, after in zip((plain[n] for n in range(SIZE)), (flipped[n] for n in range(SIZE)), strict=True):
+        parts = [(before[key], after[key]) for key in (before if isinstance(before, dict) else range(len(before)))]
+        pixels = [tuple(map(as_tensor, pair)) for pair in parts if not isinstance(pair[0], int)]
+        moved = [torch.equal(old.flip(-1), new) for old, new in pixels]
+        stayed = [torch.equal(old, new) for old, new in pixels]
+        mirrored += all(moved)
+
+        assert len(pixels) == 2
+        assert all(moved) or all(stayed)
+    assert 0 < mirrored < SIZE
+
+
+def test_stored_masks_and_masks_of_whole_batches_are_mirrored_too() -> None:
+    loader = DeviceLoader(IMAGES, IMAGES[:, 0].long(), SIZE, shuffle=False, transform=ImageTransform())
+    start(loader)
+    images, masks = next(iter(loader))
+
+    assert torch.equal(images[:, 0].long(), masks)
+    assert not torch.equal(IMAGES, images)
+    batch = FlippedDataset(TensorDataset(IMAGES, IMAGES[:, 0]))[[*range(SIZE)]]
+    assert torch.equal(batch[0], images)
+    assert torch.equal(batch[0][:, 0], batch[1])
+
+
+@pytest.mark.parametrize(
+    "target",
+    [{"boxes": torch.zeros(2, 4)}, torch.zeros(2, 4), [{"bbox": [0, 1, 2, 3]}], torch.zeros(3, 2, 2), np.zeros((4, 4))],
+)
+def test_targets_with_other_positions_are_refused_at_the_first_sample(target: Any) -> None:
+    for index in range(2):
+        with pytest.raises(ValueError, match=r"Targets with positions must have .* with them by `AlternatingFlip`"):
+            FlippedDataset(Pictures(lambda image, index: (image, target)))[index]
+
+
+@pytest.mark.parametrize("target", [3, (1, 2), {"label": 1}, "a cat", torch.zeros(10), ["a", "b"]])
+def test_other_targets_stay(target: Any) -> None:
+    dataset = FlippedDataset(Pictures(lambda image, index: (image, target)))
+
+    assert all(dataset[index][1] is target for index in range(SIZE))
+
+
+def test_features_are_refused_at_the_first_sample() -> None:
+    for index in range(2):
+        with pytest.raises(TypeError, match=r"a tensor of shape \(\.\.\., H, W\) or a Pillow image, got shape \(4,\)"):
+            FlippedDataset(TensorDataset(torch.zeros(2, 4)))[index]

@@ -139,7 +139,8 @@ def test_arguments_reach_the_transform(pictures: Any) -> None:
 def test_each_mode_acts_at_its_event_only(pictures: Any) -> None:
     state = start(DataLoader(pictures()))
 
-    for batch, events in ((True, [Event.AFTER_DATALOADER]), (False, [Event.INIT, Event.BEFORE_LOAD, Event.FIT_START])):
+    others = [Event.INIT, Event.BEFORE_LOAD, Event.FIT_START]
+    for batch, events in ((True, [Event.AFTER_DATALOADER]), (False, [*others, Event.AFTER_DATALOADER])):
         assert events == [each for each in Event if ColOut(batch=batch).match(each, state)]
 
 
@@ -199,3 +200,12 @@ def test_a_batch_that_holds_no_images_is_refused(shape: tuple[int, ...]) -> None
     """Whole examples of token ids or rows of features would be dropped."""
     with pytest.raises(ValueError, match=r"batch of images of shape .* Point `input_key` at the images"):
         drop(ColOut(), (torch.ones(shape), torch.arange(4)))
+
+
+@pytest.mark.parametrize(
+    "target",
+    [torch.zeros(2, 4, 4), torch.zeros(2, 5, 4), [{"boxes": torch.zeros(1, 4)}] * 2, {"mask": torch.zeros(2, 8, 8)}],
+)
+def test_targets_with_other_positions_are_refused(target: Any) -> None:
+    with pytest.raises(ValueError, match=r"Targets with positions must have a value for each pixel .* by `ColOut`"):
+        drop(ColOut(), (torch.zeros(2, 3, 8, 8), target))

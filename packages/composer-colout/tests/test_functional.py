@@ -244,3 +244,10 @@ def test_the_module_is_not_hidden_by_the_function_of_its_name() -> None:
     import composer.algorithms.colout.colout as module
 
     assert module.colout is cf.colout
+
+
+def test_the_mask_of_one_image_loses_the_same_pixels() -> None:
+    image = torch.randint(9, (1, 8, 6))
+    smaller, mask = colout_batch((image, image[0]))
+
+    assert torch.equal(smaller[0], mask)

@@ -240,3 +240,21 @@ def test_a_model_without_a_loss_is_refused() -> None:
     state.outputs, state.loss = torch.zeros(8, 3), torch.zeros(())
     with pytest.raises(AttributeError, match=r"the model has no such method"):
         engine.run_event("before_backward")
+
+
+@pytest.mark.parametrize("dense", [False, True])
+def test_masks_get_the_box_of_their_images(dense: bool) -> None:
+    torch.manual_seed(0)
+    mask = torch.randint(0, 3, (4, 6, 5))
+    target = one_hot(mask, 3).movedim(-1, 1).float() if dense else mask
+    state = run(CutMix(), "before_loss", batch=(mask[:, None].float(), target), outputs=torch.zeros(4, 3, 6, 5))
+    moved = state.targets.argmax(dim=1) if dense else state.targets
+
+    assert torch.equal(state.inputs[:, 0].long(), moved)
+
+
+def test_targets_with_other_positions_are_refused() -> None:
+    with pytest.raises(
+        ValueError, match=r"Targets with positions .* by `CutMix`, got shape \(4, 3, 3\) .* 6 x 5 pixels"
+    ):
+        run(CutMix(), batch=(torch.zeros(4, 1, 6, 5), torch.zeros(4, 3, 3)))

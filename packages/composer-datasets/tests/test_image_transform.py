@@ -149,3 +149,15 @@ def test_bad_arguments_are_refused(arguments: dict[str, Any], message: str) -> N
 def test_an_image_cannot_be_shifted_out_of_itself() -> None:
     with pytest.raises(ValueError, match="`padding` must be below the size of the images, 7 x 9, got 7"):
         apply(ImageTransform(padding=7), random_images())
+
+
+def test_targets_with_a_value_per_class_and_pixel_move_with_their_images() -> None:
+    images = torch.randint(1, 256, (6, 3, 8, 8), dtype=torch.uint8)
+    moved, targets = apply(ImageTransform(flip=True, padding=3), images, images.float())
+
+    assert torch.equal(moved.float(), targets)
+
+
+def test_boxes_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"Targets with positions .* by `ImageTransform`, got shape \(2, 5, 4\)"):
+        apply(ImageTransform(flip=True), torch.zeros(2, 3, 8, 8), torch.zeros(2, 5, 4))

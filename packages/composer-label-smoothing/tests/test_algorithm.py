@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch.nn.functional as F
 
 from composer.algorithms import label_smoothing
 from composer.algorithms.label_smoothing import LabelSmoothing, smooth_labels
+from composer.algorithms.warnings import NotIntendedUseWarning
 from composer.core import (
     INTERPOLATES_LOSS,
     MIXES_TARGETS,
@@ -21,6 +23,9 @@ from composer.core import (
     State,
 )
 from composer.loggers import Logger
+from composer.loss import binary_cross_entropy_with_logits, soft_cross_entropy
+from composer.loss.utils import loss_setting
+from composer.models.module_with_loss import ModuleWithLoss
 from composer.testing import SimpleModel, train_by_hand
 
 
@@ -167,3 +172,86 @@ def test_smoothing_twice_is_refused() -> None:
     state = State(model=SimpleModel(), rank_zero_seed=0, algorithms=[LabelSmoothing(), LabelSmoothing()])
     with pytest.raises(ValueError, match="`LabelSmoothing` is given twice"):
         Engine(state, Logger(state)).run_event(Event.INIT)
+
+
+LOSSES = [
+    (F.cross_entropy, -100),
+    (torch.nn.CrossEntropyLoss(ignore_index=255), 255),
+    (functools.partial(soft_cross_entropy, ignore_index=-1), -1),
+    (functools.partial(F.cross_entropy, ignore_index=0, reduction="sum"), 0),
+    (lambda outputs, targets: F.cross_entropy(outputs, targets.clone()), -100),  # hides what it calls
+]
+
+
+def smoothed_loss(loss: Any, outputs: torch.Tensor, labels: torch.Tensor, smoothing: float = 0.3) -> torch.Tensor:
+    """Return the loss that a model with a loss gets with `LabelSmoothing`."""
+    model = ModuleWithLoss(torch.nn.Identity(), loss)
+    state = State(model=model, max_duration="1ep", dataloader=[0], algorithms=LabelSmoothing(smoothing))
+    engine = Engine(state)
+    engine.run_event("init")
+    state.batch, state.outputs = (torch.zeros(1), labels), outputs
+    engine.run_event("before_forward")
+    engine.run_event("before_loss")
+    result: torch.Tensor = model.loss(outputs, state.batch)
+    engine.run_event("after_loss")
+    return result
+
+
+@pytest.mark.parametrize(("loss", "ignored"), LOSSES)
+@pytest.mark.parametrize("shape", [(8,), (2, 3, 4)])
+def test_loss_and_gradient_are_those_of_torch_also_if_most_labels_are_ignored(
+    loss: Any, ignored: int, shape: tuple[int, ...]
+) -> None:
+    torch.manual_seed(0)
+    outputs = torch.randn(shape[0], 3, *shape[1:], dtype=torch.float64, requires_grad=True)
+    labels = torch.randint(1, 3, shape)
+    labels.flatten()[2:] = ignored
+    reduction = loss_setting(loss, "reduction") or "mean"
+    expected = F.cross_entropy(outputs, labels, label_smoothing=0.3, ignore_index=ignored, reduction=reduction)
+    actual = smoothed_loss(loss, outputs, labels)
+
+    torch.testing.assert_close(expected, actual)
+    torch.testing.assert_close(torch.autograd.grad(expected, outputs), torch.autograd.grad(actual, outputs))
+
+
+def test_a_batch_without_a_counted_label_has_no_gradient() -> None:
+    outputs = torch.randn(4, 3, requires_grad=True)
+    loss = smoothed_loss(F.cross_entropy, outputs, torch.full((4,), -100))
+
+    assert (0, 0) == (loss, torch.autograd.grad(loss, outputs)[0].abs().sum())
+
+
+@pytest.mark.parametrize("loss", [torch.nn.BCEWithLogitsLoss(), F.binary_cross_entropy_with_logits])
+@pytest.mark.parametrize("shape", [(4, 5), (4, 1), (4,)])
+def test_with_a_binary_loss_each_label_is_smoothed_by_itself(loss: Any, shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    outputs, labels = torch.randn(shape), torch.randint(2, shape).float()
+    expected = F.binary_cross_entropy_with_logits(outputs, torch.where(labels == 1, 0.9, 0.1))
+
+    torch.testing.assert_close(expected, smoothed_loss(loss, outputs, labels, smoothing=0.2))
+
+
+@pytest.mark.parametrize("loss", [torch.nn.BCEWithLogitsLoss(), binary_cross_entropy_with_logits])
+def test_indices_stand_for_exclusive_classes_also_with_a_binary_loss(loss: Any) -> None:
+    torch.manual_seed(0)
+    outputs, labels = torch.randn(3, 4), torch.tensor([3, 0, 1])
+    expected = loss(outputs, 0.8 * torch.eye(4)[labels] + 0.05)
+
+    torch.testing.assert_close(expected, smoothed_loss(loss, outputs, labels, smoothing=0.2))
+
+
+def test_mixed_indices_stand_for_exclusive_classes_also_with_a_binary_loss() -> None:
+    model = ModuleWithLoss(torch.nn.Identity(), torch.nn.BCEWithLogitsLoss())
+    state = State(model=model, max_duration="1ep", dataloader=[0], algorithms=[Mixing(), LabelSmoothing(0.2)])
+    engine, labels = Engine(state), torch.tensor([3, 0, 1])
+    state.batch, state.outputs = (torch.zeros(3), labels), torch.zeros(3, 4)
+    engine.run_event("before_forward")
+    engine.run_event("before_loss")
+    mixed = (F.one_hot(labels, 4) + F.one_hot(labels.roll(1), 4)) / 2
+
+    torch.testing.assert_close(0.8 * mixed + 0.05, state.batch[1])
+
+
+def test_a_loss_that_smooths_too_is_reported_at_init() -> None:
+    with pytest.warns(NotIntendedUseWarning, match=r"The loss has `label_smoothing=0.1` and smooths the targets"):
+        smoothed_loss(torch.nn.CrossEntropyLoss(label_smoothing=0.1), torch.zeros(2, 3), torch.tensor([0, 1]))

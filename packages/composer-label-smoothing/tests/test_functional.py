@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
@@ -93,11 +94,20 @@ def test_the_result_has_at_least_the_precision_of_float32(
     assert expected is smooth_labels(torch.randn(6, 5, dtype=logits), values).dtype
 
 
-def test_several_classes_at_once_are_smoothed_like_one() -> None:
-    """Dense targets of a multi-label problem: the formula applies for any number of labels."""
-    target = torch.tensor([[1, 1, 0, 1], [0, 0, 1, 0]])
+@pytest.mark.parametrize("target", [[[1, 1, 0, 1], [0, 0, 0, 0]], [[1], [0]], [1, 0]])
+def test_each_label_of_a_multi_label_problem_is_smoothed_by_itself(target: list[Any]) -> None:
+    """A label is a problem of two classes: its target goes towards one half, whatever the other labels are."""
+    labels = torch.tensor(target)
+    actual = smooth_labels(torch.zeros(labels.shape), labels, 0.2, multi_label=True)
 
-    torch.testing.assert_close(0.8 * target + 0.05, smooth_labels(torch.zeros(2, 4), target, 0.2))
+    torch.testing.assert_close(torch.where(labels == 1, 0.9, 0.1), actual)
+
+
+def test_multi_label_targets_have_the_shape_of_the_logits() -> None:
+    with pytest.raises(
+        ValueError, match=r"`target` must have the shape of `logits`, \(2, 3\), with `multi_label=True`"
+    ):
+        smooth_labels(torch.zeros(2, 3), torch.tensor([0, 1]), multi_label=True)
 
 
 def test_the_arguments_are_not_modified() -> None:
@@ -177,7 +187,7 @@ def test_a_smoothing_outside_its_range_is_refused(smoothing: float) -> None:
 
 
 def test_labels_that_are_not_integers_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"`target` must hold integer class indices, got dtype torch.float32"):
+    with pytest.raises(ValueError, match=r"`labels` must contain class indices, got dtype torch.float32"):
         smooth_labels(torch.zeros(2, 3), torch.tensor([0.0, 1.0]))
 
 
@@ -191,15 +201,13 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
 @pytest.mark.parametrize("shape", [(3,), (3, 1), (3, 1, 4, 4)])
 def test_one_output_has_no_classes_to_smooth_over(shape: tuple[int, ...]) -> None:
     """The formula would leave binary targets as they are."""
-    with pytest.raises(
-        ValueError, match=r"at least two classes in dimension 1, got shape .* smooth the targets yourself"
-    ):
+    with pytest.raises(ValueError, match=r"at least two classes in dimension 1, got shape .* use `multi_label=True`"):
         smooth_labels(torch.zeros(shape), torch.ones(shape))
 
 
 def test_an_index_beyond_the_classes_is_refused() -> None:
     logits, target = torch.zeros(2, 4, 3), torch.tensor([[0, 3, 255], [1, 2, 255]])
-    with pytest.raises(ValueError, match=r"below 4, the number of classes, got 255\. .* a negative index"):
+    with pytest.raises(ValueError, match=r"below 4, the number of classes, got 255\. .* say so where the loss is made"):
         smooth_labels(logits, target)
 
 

@@ -212,3 +212,14 @@ def test_a_loss_function_must_reduce():
 
     with pytest.raises(ValueError, match=r"one element, got shape \(3,\)\. Use the reduction 'mean'"):
         metric.update(torch.zeros(3), torch.zeros(3))
+
+
+@pytest.mark.parametrize("ignored", [255, -1, -100])
+@pytest.mark.parametrize("make", [MIoU, Dice])
+def test_pixels_that_the_loss_ignores_do_not_count(make, ignored):
+    """A negative target never counts; another one is given as `ignore_index`."""
+    metric, clean = (make(3, ignore_index=ignored) if ignored == 255 else make(3) for _ in range(2))
+    metric.update(as_logits([[0, 1, 2, 2, 1]], 3), torch.tensor([[0, 1, 1, ignored, ignored]]))
+    clean.update(as_logits([[0, 1, 2]], 3), torch.tensor([[0, 1, 1]]))
+
+    assert clean.compute() == metric.compute()

@@ -12,6 +12,7 @@ from composer.algorithms.mixup import MixUp
 from composer.algorithms.warnings import NotIntendedUseWarning
 from composer.core import Engine, State
 from composer.loss import soft_cross_entropy
+from composer.models.module_with_loss import ModuleWithLoss
 from composer.testing import SimpleModel
 
 
@@ -169,3 +170,27 @@ def test_a_model_without_a_loss_is_refused() -> None:
     state.outputs, state.loss = state.model(state.inputs), torch.zeros(())
     with pytest.raises(AttributeError, match=r"the model has no such method"):
         engine.run_event("before_backward")
+
+
+@pytest.mark.parametrize(
+    ("loss", "ignored"), [(cross_entropy, -100), (torch.nn.CrossEntropyLoss(ignore_index=255), 255)]
+)
+@pytest.mark.parametrize("is_map", [False, True])
+def test_with_ignored_labels_the_loss_is_the_mean_over_the_others(loss: Any, ignored: int, is_map: bool) -> None:
+    """So both modes agree, though torch averages dense targets over all positions."""
+    torch.manual_seed(0)
+    x, y = torch.randn(8, 3, 2, 2), torch.randint(0, 3, (8, 2, 2) if is_map else (8,))
+    y.flatten()[::2] = ignored
+    model = ModuleWithLoss(torch.nn.Identity(), loss)
+    algorithm = MixUp(alpha=1.0)
+    state = State(model=model, max_duration="1ep", dataloader=[0], algorithms=algorithm)
+    engine = Engine(state)
+    state.batch = x, y
+    engine.run_event("before_forward")
+    state.outputs = state.inputs if is_map else state.inputs.mean(dim=(2, 3))
+    engine.run_event("before_loss")
+    m, p = algorithm.mixing, algorithm.indices
+    assert p is not None
+    first, second = loss(state.outputs, y), loss(state.outputs, y[p])
+
+    torch.testing.assert_close((1 - m) * first + m * second, model.loss(state.outputs, state.batch))

@@ -18,7 +18,8 @@ from torchmetrics.classification import (
     MultilabelAccuracy,
 )
 
-from composer.metrics import CrossEntropy, LossMetric
+from composer.metrics import CrossEntropy, Dice, LossMetric, MIoU
+from composer.models.module_with_loss import ModuleWithLoss
 from composer.models.tasks import ComposerClassifier
 
 
@@ -258,3 +259,26 @@ def test_a_step_with_default_metrics_reads_nothing_from_the_device(module, dense
     for metric in (*model.get_metrics(True).values(), *model.get_metrics(False).values()):
         model.update_metric(batch, model.eval_forward(batch, outputs), metric)
         assert metric.update_called
+
+
+@pytest.mark.parametrize("wrap", [ComposerClassifier, None])
+@pytest.mark.parametrize("make", [lambda: MIoU(3, ignore_index=255), lambda: Dice(3), lambda: MulticlassAccuracy(3)])
+def test_positions_without_a_target_have_the_ignored_index_of_the_metric_or_the_loss(module, wrap, make):
+    """With probabilities, the most probable class of such a position would be class 0."""
+    loss = nn.CrossEntropyLoss(ignore_index=1)
+    model = ModuleWithLoss(module, loss, metrics={}) if wrap is None else wrap(module, 3, loss_fn=loss)
+    outputs, labels = torch.randn(2, 3, 8), torch.randint(3, (2, 8))
+    dense = one_hot(labels)
+    dense[:, :, 4:] = 0
+    metric, expected = make(), make()
+    model.update_metric((None, dense), outputs, metric)
+    labels[:, 4:] = 1 if getattr(metric, "ignore_index", None) is None else metric.ignore_index
+    expected.update(outputs, labels)
+
+    assert expected.compute() == metric.compute()
+
+
+def test_the_default_cross_entropy_ignores_what_the_loss_ignores(module):
+    model = ComposerClassifier(module, 3, loss_fn=nn.CrossEntropyLoss(ignore_index=255))
+
+    assert 255 == model.val_metrics["CrossEntropy"].ignore_index

@@ -13,6 +13,7 @@ from torch import nn
 from torchmetrics import MetricCollection
 from torchvision.models import ResNet18_Weights
 
+from composer.loss.utils import dense_targets
 from composer.metrics import Dice, MIoU
 from composer.models import DeepLabV3, UNet, UNet3D, composer_deeplabv3
 from composer.models._segmentation import SegmentationLoss
@@ -409,3 +410,13 @@ def test_the_normalization_must_be_known():
 def test_dimensions_are_two_or_three():
     with pytest.raises(ValueError, match="`dims` must be 2 or 3, got 1"):
         UNetModule(1, 1, 2, 4, 2)
+
+
+def test_rescaled_targets_leave_the_dice_loss_as_it_is():
+    """With ignored positions, algorithms multiply the other ones for the mean of the cross entropy."""
+    torch.manual_seed(0)
+    loss, outputs, targets = SegmentationLoss(1.0, 0.5, 255), torch.randn(2, 3, 4, 4), torch.randint(3, (2, 4, 4))
+    targets[0] = 255
+    dense = dense_targets(targets, 3, ignore_index=255, rescale=True)
+
+    torch.testing.assert_close(loss(outputs, targets), loss(outputs, dense))

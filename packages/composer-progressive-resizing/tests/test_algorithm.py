@@ -97,14 +97,18 @@ def test_a_run_of_finetuning_has_full_images_from_the_start() -> None:
 
 
 @pytest.mark.parametrize("mode", ["resize", "crop"])
-@pytest.mark.parametrize("resize_targets", [False, True])
-def test_targets_are_resized_on_request(mode: str, resize_targets: bool) -> None:
-    x, y = torch.zeros(2, 3, 32, 32), torch.zeros(2, 32, 32, dtype=torch.int64)
-    algorithm = ProgressiveResizing(mode, resize_targets=resize_targets)
-    batch, _ = resize_at(0, algorithm, (x, y))
+@pytest.mark.parametrize("shape", [(2, 32, 32), (2, 5, 32, 32)])
+def test_masks_are_resized_on_request_and_refused_otherwise(mode: str, shape: tuple[int, ...]) -> None:
+    x, y = torch.zeros(2, 3, 32, 32), torch.zeros(shape)
+    batch, _ = resize_at(0, ProgressiveResizing(mode, resize_targets=True), (x, y))
 
-    assert (2, 3, 16, 16) == batch[0].shape
-    assert ((2, 16, 16) if resize_targets else (2, 32, 32)) == batch[1].shape
+    assert ((2, 3, 16, 16), (*shape[:-2], 16, 16)) == (batch[0].shape, batch[1].shape)
+    for given in ((x, y), {"image": x, "mask": y}, (x, [{"boxes": torch.zeros(3, 4)}] * 2)):
+        algorithm = ProgressiveResizing(mode, input_key="image" if isinstance(given, dict) else 0)
+        with pytest.raises(
+            ValueError, match=r"`resize_targets` must be True for a batch with targets that have a value"
+        ):
+            resize_at(0, algorithm, given)
 
 
 def test_keys_select_the_images() -> None:

@@ -208,3 +208,9 @@ def test_wrong_arguments_are_refused_at_construction() -> None:
         SelectiveBackprop(keep=0)
     with pytest.raises(ValueError, match=r"`scale_factor` must be in \(0, 1\], got 2"):
         SelectiveBackprop(scale_factor=2)
+
+
+def test_smaller_inputs_do_not_fit_masks() -> None:
+    batch = [torch.zeros(4, 3, 8, 8), torch.zeros(4, 8, 8, dtype=torch.int64)]
+    with pytest.raises(ValueError, match=r"`scale_factor` must be 1 for targets that have a value per pixel.* got 0.5"):
+        pruned(SelectiveBackprop(scale_factor=0.5), batch)

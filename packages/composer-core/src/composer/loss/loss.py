@@ -9,10 +9,23 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from composer.loss.utils import ensure_targets_one_hot, infer_target_type
+from composer.loss.utils import ensure_targets_one_hot, infer_target_type, innermost_loss, loss_setting
 
-__all__ = ["DiceLoss", "binary_cross_entropy_with_logits", "loss_registry", "soft_cross_entropy"]
+__all__ = [
+    "DiceLoss",
+    "binary_cross_entropy_with_logits",
+    "is_mean_of_classes",
+    "is_multi_label",
+    "loss_registry",
+    "soft_cross_entropy",
+]
 
+_MULTI_LABEL = (
+    F.binary_cross_entropy,
+    F.binary_cross_entropy_with_logits,
+    F.multilabel_soft_margin_loss,
+)
+_MULTI_LABEL_MODULES = (torch.nn.BCELoss, torch.nn.BCEWithLogitsLoss, torch.nn.MultiLabelSoftMarginLoss)
 _REDUCTIONS = ("none", "mean", "sum")
 _SMOOTH = 1e-5  # in numerator and denominator: an absent class that is not predicted either has loss 0
 
@@ -34,7 +47,7 @@ def soft_cross_entropy(
         input: Logits, shape (N, C, ...), floating.
         target: Indices, shape (N, ...), int64; or probabilities, shape (N, C, ...), floating (integers are converted).
         weight: Weight of each class, shape (C,). With probabilities it does not enter the divisor of the mean.
-        ignore_index: Index that does not count; not used with probabilities.
+        ignore_index: Index that does not count. Of probabilities, the positions of zeros do not count.
         reduction: "mean", "sum" or "none".
 
     Returns:
@@ -50,17 +63,14 @@ def soft_cross_entropy(
         >>> soft_cross_entropy(logits, torch.tensor([[0.9, 0.1], [0.2, 0.8]]))
         tensor(0.4269)
 
-    Differs: the warning about targets that sum to less than 1 allows for rounding in the dtype of the targets.
+    Differs: the warning about targets that sum to less than 1 allows for rounding in the dtype of the targets. There is
+        no warning about `ignore_index` with probabilities: a run may have both, as methods that mix examples turn
+        indices into probabilities.
     """
     if infer_target_type(input, target) == "indices":
         return F.cross_entropy(input, target, weight=weight, ignore_index=ignore_index, reduction=reduction)
     if reduction not in _REDUCTIONS:
         raise ValueError(f"`reduction` must be one of {_REDUCTIONS}, got {reduction!r}. Use 'mean' for the average.")
-    if ignore_index != -100:
-        warnings.warn(
-            f"`ignore_index` ({ignore_index}) is ignored: targets are class probabilities. Use all-zero rows instead.",
-            stacklevel=2,
-        )
     if not target.is_floating_point():
         target = target.to(input.dtype)
     if reduction != "mean":
@@ -149,8 +159,8 @@ def binary_cross_entropy_with_logits(
 
     Args:
         input: Logits, shape (N, C, ...), floating.
-        target: Indices of any integer dtype, shape (N, ...); or one value in [0, 1] per class, shape (N, C, ...), which
-            is converted to float32.
+        target: Indices of any integer dtype, shape (N, ...), where a negative one is an example of no class; or one
+            value in [0, 1] per class, shape (N, C, ...), which is converted to float32.
         weight: Weight of each element; must broadcast to `input`.
         reduction: "sum", "mean" or "none".
         pos_weight: Weight of the positive term; must broadcast to `input`.
@@ -243,7 +253,7 @@ class DiceLoss(torch.nn.Module):
             ValueError: There is nothing to sum over, indices are not integers, or one is C or larger (checked on the
                 CPU only).
         """
-        target = ensure_targets_one_hot(input, target)
+        target = ensure_targets_one_hot(input, target, ignore_index=-100)
         input = input.to(torch.promote_types(input.dtype, target.dtype))  # the sums overflow in fp16
         if self.sigmoid:
             input = torch.sigmoid(input)
@@ -273,6 +283,40 @@ class DiceLoss(torch.nn.Module):
             return loss[present]
         total = (loss * present).sum()
         return total if self.reduction == "sum" else total / present.sum().clamp(min=1)
+
+
+def is_multi_label(loss: Any) -> bool:
+    """Return True if torch's binary losses compute a loss, to which each label is a problem of two classes.
+
+    Args:
+        loss: A loss or a model; see `composer.loss.utils.innermost_loss`.
+
+    Example:
+        >>> is_multi_label(torch.nn.BCEWithLogitsLoss()), is_multi_label(torch.nn.CrossEntropyLoss())
+        (True, False)
+    """
+    inner = innermost_loss(loss)
+    return isinstance(inner, _MULTI_LABEL_MODULES) or inner in _MULTI_LABEL
+
+
+def is_mean_of_classes(loss: Any) -> bool:
+    """Return True unless a loss is known to be no mean over positions that is linear in class probabilities.
+
+    Cross-entropies are such a mean, and so is the loss of a model that does not say how it is computed.
+
+    Args:
+        loss: A loss or a model; see `composer.loss.utils.innermost_loss`.
+
+    Example:
+        >>> (
+        ...     is_mean_of_classes(torch.nn.CrossEntropyLoss()),
+        ...     is_mean_of_classes(torch.nn.CrossEntropyLoss(reduction="sum")),
+        ... )
+        (True, False)
+    """
+    inner = innermost_loss(loss)
+    is_other = isinstance(inner, DiceLoss) or inner is binary_cross_entropy_with_logits or is_multi_label(inner)
+    return not is_other and loss_setting(loss, "reduction") in (None, "mean")
 
 
 loss_registry: dict[str, Callable[..., torch.Tensor]] = {

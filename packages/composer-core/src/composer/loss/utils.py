@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import warnings
@@ -9,12 +10,16 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 
 __all__ = [
     "check_for_index_targets",
+    "dense_targets",
     "ensure_targets_one_hot",
     "ignored_label",
     "infer_target_type",
+    "innermost_loss",
+    "loss_for",
     "loss_setting",
 ]
 
@@ -48,16 +53,22 @@ def infer_target_type(input: torch.Tensor, targets: torch.Tensor) -> Literal["on
     )
 
 
-def ensure_targets_one_hot(input: torch.Tensor, targets: torch.Tensor, num_classes: int | None = None) -> torch.Tensor:
-    """Convert class indices to one-hot values along dimension 1; convert values per class to float32.
-
-    A negative index gives zeros for every class. Nothing is read from an accelerator: the warning, and the error for an
-    index that is too large, are raised on the CPU only (on CUDA such an index is a device-side assertion).
+def ensure_targets_one_hot(
+    input: torch.Tensor,
+    targets: torch.Tensor,
+    num_classes: int | None = None,
+    *,
+    ignore_index: int | None = None,
+    rescale: bool = False,
+) -> torch.Tensor:
+    """Convert class indices to one-hot values along dimension 1 with `dense_targets`; convert others to float32.
 
     Args:
         input: Logits, shape (N, C, ...).
         targets: Indices, shape (N, ...), or one value per class, shape (N, C, ...).
         num_classes: Number of classes; None: `input.shape[1]`.
+        ignore_index: See `dense_targets`.
+        rescale: Multiply the values of indices so that the mean sum of a position is 1; see `dense_targets`.
 
     Returns:
         Shape (N, C, ...), float32.
@@ -73,7 +84,82 @@ def ensure_targets_one_hot(input: torch.Tensor, targets: torch.Tensor, num_class
     """
     if infer_target_type(input, targets) == "one_hot":
         return targets.float()
-    return _one_hot(targets, input.shape[1] if num_classes is None else num_classes, dim=1, dtype=torch.float32)
+    classes = input.shape[1] if num_classes is None else num_classes
+    return dense_targets(targets, classes, ignore_index=ignore_index, rescale=rescale)
+
+
+def dense_targets(
+    labels: torch.Tensor,
+    num_classes: int,
+    *,
+    dim: int = 1,
+    smoothing: float = 0.0,
+    ignore_index: int | None = None,
+    rescale: bool = False,
+    dtype: torch.dtype = torch.float32,
+) -> torch.Tensor:
+    """Convert class indices to one value per class: `1 - s + s / C` for the class, `s / C` for the other ones.
+
+    Positions with `ignore_index` or a negative index get zeros. Nothing is read from an accelerator: the warning, and
+    the error for an index that is too large, are raised on the CPU only (on CUDA such an index is a device-side
+    assertion).
+
+    Args:
+        labels: Indices of an integer dtype, any shape.
+        num_classes: Number of classes C.
+        dim: The position of the new dimension.
+        smoothing: The weight s of the uniform distribution; 0 gives one-hot values.
+        ignore_index: The index that the loss ignores. None: negative ones, with a warning.
+        rescale: Multiply all values by the number of positions over the number of positions that are not ignored. The
+            mean over all positions, which `torch.nn.functional.cross_entropy` computes of dense targets, is then the
+            mean over those that are not ignored, which it computes of indices.
+        dtype: The dtype of the result.
+
+    Warns:
+        UserWarning: An index is negative, and `ignore_index` is None.
+
+    Raises:
+        ValueError: The labels are not integers, or one is `num_classes` or larger.
+
+    Example:
+        >>> dense_targets(torch.tensor([1, 255]), 2, ignore_index=255, rescale=True)
+        tensor([[0., 2.],
+                [0., 0.]])
+    """
+    if not check_for_index_targets(labels):
+        raise ValueError(f"`labels` must contain class indices, got dtype {labels.dtype}. Convert them with `.long()`.")
+    ignored = -1 if ignore_index is None else ignore_index
+    labels = labels.long().unsqueeze(dim)  # an unsigned dtype could wrap `ignored` around
+    shape = list(labels.shape)
+    shape[dim] = num_classes
+    off_value = smoothing / num_classes
+    on_value = 1 - smoothing + off_value
+    if (
+        labels.device.type == "cpu" and not torch.compiler.is_compiling() and labels.numel()
+    ):  # else it would synchronize
+        smallest, largest = (int(extreme) for extreme in labels.aminmax())
+        if smallest >= 0 and largest < num_classes and not 0 <= ignored < num_classes:
+            filled = torch.full(shape, off_value, dtype=dtype, device=labels.device)
+            return filled.scatter_(dim, labels, on_value)
+        if largest == ignored:
+            largest = int(torch.where(labels == ignored, -1, labels).max())
+        if largest >= num_classes:
+            raise ValueError(
+                f"Class indices must be below {num_classes}, the number of classes, got {largest}. If it marks "
+                f"positions to ignore, say so where the loss is made, for example "
+                f"`torch.nn.CrossEntropyLoss(ignore_index={largest})`, or in the argument `ignore_index` of a function."
+            )
+        if smallest < 0 and ignore_index is None:
+            warnings.warn(
+                "Negative label indices are being ignored in conversion to one-hot labels: their rows are all zero.",
+                stacklevel=3,
+            )
+    is_counted = (labels >= 0) & (labels != ignored)
+    mass = is_counted.to(torch.promote_types(dtype, torch.float32))
+    if rescale:
+        mass = mass * (is_counted.numel() / is_counted.sum().clamp(min=1))
+    result = (mass * off_value).to(dtype).expand(shape).contiguous()
+    return result.scatter_(dim, torch.where(is_counted, labels, 0), (mass * on_value).to(dtype))
 
 
 def check_for_index_targets(targets: torch.Tensor) -> bool:
@@ -109,6 +195,21 @@ def ignored_label(loss: Any) -> int | None:
     return None
 
 
+def innermost_loss(loss: Any) -> Any:
+    """Return the function or module that computes a loss, inside a model, wrappers and `functools.partial`.
+
+    Args:
+        loss: A loss or a model, as for `ignored_label`.
+
+    Example:
+        >>> innermost_loss(functools.partial(torch.nn.functional.cross_entropy, reduction="sum")).__name__
+        'cross_entropy'
+    """
+    for layer in _layers(loss):
+        loss = layer
+    return loss
+
+
 def loss_setting(loss: Any, name: str) -> Any:
     """Return a setting of a loss, such as its `reduction`, or None if the loss does not say.
 
@@ -122,6 +223,31 @@ def loss_setting(loss: Any, name: str) -> Any:
     """
     values = (_setting(layer, name) for layer in _layers(loss))
     return next((value for value in values if value is not None), None)
+
+
+def loss_for(loss: Any, targets: Any) -> Any:
+    """Return a loss, for probabilities one that accepts them: torch refuses them with an `ignore_index` of 0 or more.
+
+    Args:
+        loss: A loss; the result is another one only for torch's cross-entropy.
+        targets: The targets that the loss is called with.
+
+    Example:
+        >>> loss = torch.nn.CrossEntropyLoss(ignore_index=255)
+        >>> (
+        ...     loss_for(loss, torch.tensor([[0.5, 0.5]])).ignore_index,
+        ...     loss_for(loss, torch.tensor([1])).ignore_index,
+        ... )
+        (-100, 255)
+    """
+    if not isinstance(targets, torch.Tensor) or not targets.is_floating_point():
+        return loss
+    if isinstance(loss, torch.nn.CrossEntropyLoss) and loss.ignore_index >= 0:
+        loss = copy.copy(loss)
+        loss.ignore_index = -100
+    elif isinstance(loss, functools.partial) and loss.func is F.cross_entropy:
+        loss = functools.partial(loss, ignore_index=-100)
+    return loss
 
 
 def _layers(loss: Any) -> Iterator[Any]:
@@ -145,7 +271,8 @@ def _setting(loss: Any, name: str) -> Any:
         return value
     # Same as `inspect.signature`, which takes longer than the loss of a small batch.
     function = inspect.unwrap(loss)
-    function = function if hasattr(function, "__code__") else getattr(type(function), "__call__", None)  # noqa: B004
+    if callable(function) and not hasattr(function, "__code__"):
+        function = type(function).__call__
     code = getattr(function, "__code__", None)
     if code is None:
         return None
@@ -154,39 +281,14 @@ def _setting(loss: Any, name: str) -> Any:
     return {**defaults, **(function.__kwdefaults__ or {})}.get(name)
 
 
-def _one_hot(
-    tensor: torch.Tensor, num_classes: int = -1, dim: int = -1, *, dtype: torch.dtype = torch.int64
-) -> torch.Tensor:
-    """Convert labels to one-hot values along any dimension; a negative label gives zeros.
+def _one_hot(tensor: torch.Tensor, num_classes: int = -1, dim: int = -1) -> torch.Tensor:
+    """Convert labels to one-hot integers along any dimension; a negative label gives zeros.
 
     Args:
         tensor: Labels of an integer dtype, any shape.
         num_classes: Number of classes; -1 is the largest label plus one, which is read from the device.
         dim: The position of the new dimension.
-        dtype: The dtype of the result.
-
-    Raises:
-        ValueError: The labels are not integers, or (checked on the CPU only) one is `num_classes` or larger.
     """
-    if not check_for_index_targets(tensor):
-        raise ValueError(f"`tensor` must contain integer labels, got dtype {tensor.dtype}. Convert it with `.long()`.")
-    if num_classes == -1:
+    if num_classes == -1 and check_for_index_targets(tensor):
         num_classes = int(tensor.max()) + 1
-    readable = tensor.device.type == "cpu" and not torch.compiler.is_compiling()  # elsewhere a check would synchronize
-    if readable and tensor.numel():
-        smallest, largest = (int(extreme) for extreme in tensor.aminmax())
-        if largest >= num_classes:
-            raise ValueError(
-                f"`num_classes` must be larger than every label, got {num_classes!r} for label {largest}. "
-                f"Pass at least {largest + 1}."
-            )
-        if smallest < 0:
-            warnings.warn(
-                "Negative label indices are being ignored in conversion to one-hot labels: their rows are all zero.",
-                stacklevel=3,
-            )
-    labels = tensor.long().unsqueeze(dim)
-    shape = list(labels.shape)
-    shape[dim] = num_classes
-    present = (labels >= 0).to(dtype)
-    return torch.zeros(shape, dtype=dtype, device=tensor.device).scatter_(dim, labels.clamp(min=0), present)
+    return dense_targets(tensor, num_classes, dim=dim, dtype=torch.int64)

@@ -13,11 +13,18 @@ import torch
 
 from composer.core._registry import load
 from composer.core.types import Batch
-from composer.loss.utils import check_for_index_targets, ignored_label, loss_setting
+from composer.loss.utils import check_for_index_targets, ignored_label, loss_for, loss_setting
 from composer.models.base import ComposerModel
 from composer.utils.batch_helpers import batch_get, fields_of, find_part, is_batch_dataclass
 
-__all__ = ["ModuleWithLoss", "as_composer_model", "index_metrics", "user_model_name"]
+__all__ = [
+    "ModuleWithLoss",
+    "as_composer_model",
+    "index_metrics",
+    "most_probable",
+    "takes_indices",
+    "user_model_name",
+]
 
 _PREFIX, _LOSS = "module.", "loss_fn."
 _TORCH_LOSS = torch.nn.modules.loss._Loss  # losses of torch: their settings are not trained
@@ -144,7 +151,8 @@ class ModuleWithLoss(ComposerModel):
         Raises:
             TypeError: The loss function does not accept an argument.
         """
-        loss, targets = self.loss_fn, self._targets(batch)
+        targets = self._targets(batch)
+        loss = loss_for(self.loss_fn, targets)
         if not kwargs:
             return loss(outputs, targets, *args)
         if isinstance(loss, torch.nn.Module) and "reduction" in kwargs and hasattr(loss, "reduction"):
@@ -169,7 +177,7 @@ class ModuleWithLoss(ComposerModel):
         """Add a batch to a metric: `metric.update(outputs, targets)`.
 
         If an algorithm has turned the targets into class probabilities, metrics of class indices get the most probable
-        class.
+        class, and for a position without a target the `ignore_index` of the metric, or else that of the loss.
         """
         targets = self._targets(batch)
         if self._measures_loss:
@@ -181,8 +189,8 @@ class ModuleWithLoss(ComposerModel):
                 count = (targets != ignored).sum()
             metric.update(torch.stack([part.mean() for part in parts]).sum(), count)
             return
-        if _are_probabilities(outputs, targets) and isinstance(metric, index_metrics()):
-            targets = targets.argmax(dim=1)
+        if _are_probabilities(outputs, targets) and takes_indices(metric):
+            targets = most_probable(targets, metric, self.loss_fn)
         metric.update(outputs, targets)
 
     def _targets(self, batch: Batch) -> Any:
@@ -374,6 +382,24 @@ def index_metrics() -> tuple[type, ...]:
         classification.MulticlassPrecisionRecallCurve,
         classification.MulticlassStatScores,
     )
+
+
+def takes_indices(metric: Any) -> bool:
+    """Return True if a metric takes class indices, not probabilities: one of torchmetrics, or with `takes_indices`."""
+    return getattr(metric, "takes_indices", False) or isinstance(metric, index_metrics())
+
+
+def most_probable(targets: torch.Tensor, metric: Any, loss: Any) -> torch.Tensor:
+    """Return the most probable classes, and for positions without any the index that the metric or the loss ignores.
+
+    Args:
+        targets: Probabilities, shape (N, C, ...).
+        metric: The metric; its `ignore_index` is used unless it is None.
+        loss: The loss; see `composer.loss.utils.ignored_label`.
+    """
+    ignored = getattr(metric, "ignore_index", None)
+    ignored = ignored_label(loss) if ignored is None else ignored
+    return torch.where(targets.any(dim=1), targets.argmax(dim=1), -100 if ignored is None else ignored)
 
 
 _WRAPPERS = (

@@ -18,7 +18,7 @@ from composer.core._registry import points
 from composer.loggers import Logger
 from composer.models import ComposerModel
 from composer.testing._compare import deep_compare
-from composer.testing._models import SimpleConvModel
+from composer.testing._models import SimpleConvModel, _Classifier
 from composer.testing._processes import run_on_ranks
 from composer.utils.reproducibility import get_rng_state, load_rng_state
 
@@ -170,6 +170,19 @@ class AlgorithmContract:
 
         deep_compare(one.model.state_dict(), split.model.state_dict(), atol=self.tolerance, rtol=self.tolerance)
 
+    def test_any_label_may_be_the_one_that_the_loss_ignores(self) -> None:
+        batches = [batch for batch in self.make_batches() if _has_indices(batch)]
+        expected, found = (self._trained_with_ignored(batches, label) for label in (-100, 255))
+
+        name = type(self.make()).__name__
+        try:
+            deep_compare(expected, found, atol=1e-10, rtol=1e-10)
+        except AssertionError as error:
+            raise AssertionError(
+                f"`{name}` must treat the `ignore_index` of the loss as a label without a class, which is 255 here: "
+                f"read it with `composer.loss.utils.ignored_label(state.model)`. The first difference: {error}"
+            ) from None
+
     def test_two_optimizers_equal_one_with_two_groups(self) -> None:
         def trained(several: bool) -> Any:
             state = self._state(self.make(), torch.float64)
@@ -247,6 +260,16 @@ class AlgorithmContract:
             algorithms=algorithm,
             device="gpu" if device == "cuda" else device,
         )
+
+    def _trained_with_ignored(self, batches: Sequence[Any], label: int) -> Any:
+        """Train with every third label ignored, as a label that the loss of the model names; return the weights."""
+        state = self._state(self.make(), torch.float64)
+        model = state.model
+        if isinstance(model, _Classifier):
+            model.loss_fn = torch.nn.CrossEntropyLoss(ignore_index=label)
+            marked = [(x, torch.where(torch.arange(len(y)) % 3 == 0, label, y)) for x, y in batches]
+            train_by_hand(state, _cast(marked, torch.float64))
+        return model.state_dict()
 
     def _trained(self, batches: Iterable[Any], microbatches: int = 1, device: str = "cpu") -> State:
         state = self._state(self.make(), torch.float64, device)
@@ -338,6 +361,19 @@ class DatasetTransformContract(AlgorithmContract):
             for event in (Event.INIT, Event.FIT_START):
                 error = _error_at(state, event)
                 assert isinstance(error, TypeError), f"must raise a TypeError at {event.name}, got {error!r}."
+
+    def test_masks_which_a_transform_of_images_does_not_change_are_refused(self) -> None:
+        state = self._fit(DataLoader(self.make_dataset()), self.make())
+        images = torch.zeros(2, 3, 8, 8)
+        for target in (torch.zeros(2, 8, 8), torch.zeros(2, 5, 8, 8), torch.zeros(2, 10), images):
+            state.batch = images, target
+            error = _error_at(state, Event.AFTER_DATALOADER)
+            is_mask = target.dim() > 2 and target is not images
+
+            assert isinstance(error, ValueError if is_mask else type(None)), (
+                f"must raise a ValueError at AFTER_DATALOADER for a mask, and only then, got {error!r} for a target of "
+                f"shape {tuple(target.shape)}. Call `composer.algorithms.utils.check_targets_stay`."
+            )
 
     def test_each_worker_draws_its_own_in_every_epoch(self) -> None:
         for persistent in (False, True):
@@ -514,6 +550,10 @@ def _need_gpu() -> None:
         import pytest  # only tests need it
 
         pytest.skip("needs a CUDA device")
+
+
+def _has_indices(batch: Any) -> bool:
+    return isinstance(batch, tuple) and len(batch) == 2 and batch[1].dim() == 1 and not batch[1].is_floating_point()
 
 
 def _strict_xfail(test: Any) -> bool:

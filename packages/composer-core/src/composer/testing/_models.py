@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from composer.loss import soft_cross_entropy
+from composer.loss.utils import loss_for
 from composer.models.base import ComposerModel
 
 
@@ -42,7 +43,7 @@ class _Model(ComposerModel):
 
 
 class _Classifier(_Model):
-    """A classifier of sequential layers. A batch is `(inputs, targets)`."""
+    """A classifier of sequential layers, with the loss `loss_fn`. A batch is `(inputs, targets)`."""
 
     def __init__(
         self,
@@ -54,13 +55,16 @@ class _Classifier(_Model):
         super().__init__(train_metrics, eval_metrics)
         self.module = module
         self.num_classes = num_classes
+        self.loss_fn: Callable[..., torch.Tensor] = soft_cross_entropy
 
     def forward(self, batch: Any) -> torch.Tensor:
         outputs: torch.Tensor = self.module(batch[0])
         return outputs
 
     def loss(self, outputs: torch.Tensor, batch: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-        return soft_cross_entropy(outputs, self._targets(batch), *args, **kwargs)
+        targets = self._targets(batch)
+        loss: torch.Tensor = loss_for(self.loss_fn, targets)(outputs, targets, *args, **kwargs)
+        return loss
 
 
 class SimpleModel(_Classifier):

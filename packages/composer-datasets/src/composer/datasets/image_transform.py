@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from composer.algorithms.utils.augmentation_common import moves_with_pixels
 from composer.datasets.utils import NormalizationFn
 from composer.utils import check_finite
 
@@ -81,8 +82,9 @@ class ImageTransform:
     """Transform of a `DeviceLoader` that shifts, mirrors, normalizes and cuts images, each with its own random draws.
 
     A shift is a crop of the padded image: `padding=4` equals `RandomCrop(32, padding=4)` on images of 32 pixels.
-    Squares are cut after normalization, so that they have the mean color. Targets of shape (N, H, W) with a class
-    index per pixel are shifted and mirrored with their images; others are unchanged.
+    Squares are cut after normalization, so that they have the mean color. Targets with a value
+    per pixel, of indices (N, H, W) or one per class (N, C, H, W), are shifted and mirrored with their images; class
+    targets are unchanged, and other targets with positions, such as boxes (N, K, 4), are refused.
 
     Args:
         flip: Mirror images left to right with probability 0.5.
@@ -93,7 +95,8 @@ class ImageTransform:
         std: Standard deviation per channel on the same scale.
         dtype: The dtype of the images in a batch. None: float32 with `mean`, otherwise the stored dtype.
         memory_format: Memory format of the images in a batch, such as `torch.channels_last`.
-        ignore_index: Value beyond the border of targets with a class per pixel, if `padding_mode` is "constant".
+        ignore_index: Value beyond the border of targets with a class index per pixel, if `padding_mode` is "constant".
+            Targets with a value per class are 0 there.
 
     Raises:
         ValueError: `padding` or `cutout` is negative, `padding_mode` is unknown, only one of `mean` and `std` is given,
@@ -174,8 +177,11 @@ class ImageTransform:
         if self._moves:
             crop = (drawn[0], drawn[1], drawn[2].bool(), self.padding, self.padding_mode)
             inputs = crop_and_flip(inputs, *crop)
-            if targets is not None and targets.dim() == 3:
-                targets = crop_and_flip(targets[:, None], *crop, fill=self.ignore_index)[:, 0]
+            if moves_with_pixels(targets, inputs, "ImageTransform"):
+                assert targets is not None
+                is_dense = targets.dim() > 3
+                maps = targets if is_dense else targets[:, None]
+                targets = crop_and_flip(maps, *crop, fill=0 if is_dense else self.ignore_index).view(targets.shape)
         inputs = inputs.contiguous(memory_format=self.memory_format)
         if self._normalize is not None:
             inputs = self._normalize.normalize(inputs)

@@ -124,8 +124,8 @@ class MIoU(Metric):
 
     Args:
         num_classes: Number of classes C, at least 1.
-        ignore_index: Pixels with this target do not count. A pixel with any other target outside [0, C) counts as a
-            false positive of the predicted class.
+        ignore_index: Pixels with this target do not count, as those with a negative one. A pixel with a target of C or
+            more counts as a false positive of the predicted class.
 
     States: `total_intersect` and `total_union`, shape (C,), float64.
 
@@ -143,6 +143,7 @@ class MIoU(Metric):
     full_state_update = False
     higher_is_better = True
     is_differentiable = False
+    takes_indices = True
 
     total_intersect: Tensor
     total_union: Tensor
@@ -168,7 +169,8 @@ class MIoU(Metric):
         """
         check_class_scores(logits, targets, dim=1, at_most=self.num_classes)
         targets = targets.long()  # in an unsigned dtype, -1 would wrap around and could match
-        counts = confusion_matrix(logits.argmax(dim=1), targets, self.num_classes, keep=targets != self.ignore_index)
+        keep = (targets != self.ignore_index) & (targets >= 0)
+        counts = confusion_matrix(logits.argmax(dim=1), targets, self.num_classes, keep=keep)
         intersect = counts.diagonal()
         self.total_intersect += intersect
         self.total_union += counts.sum(dim=0) + counts[:-1].sum(dim=1) - intersect
@@ -187,6 +189,8 @@ class Dice(Metric):
     Args:
         num_classes: Number of classes, with or without the background, class 0: the logits have `num_classes` or
             `num_classes + 1` channels.
+        ignore_index: Pixels with this target do not count, as those with a negative one. A pixel with any other target
+            without a channel counts as a false positive of the predicted class.
 
     States: `intersection` (TP) and `area` (2 TP + FP + FN), shape (num_classes + 1,), int64.
 
@@ -204,14 +208,16 @@ class Dice(Metric):
     full_state_update = False
     higher_is_better = True
     is_differentiable = False
+    takes_indices = True
 
     intersection: Tensor
     area: Tensor
 
-    def __init__(self, num_classes: int) -> None:
+    def __init__(self, num_classes: int, *, ignore_index: int = -100) -> None:
         super().__init__()
         check_finite(num_classes=num_classes, least=1)
         self.num_classes = num_classes
+        self.ignore_index = ignore_index
         zeros = torch.zeros(num_classes + 1, dtype=torch.int64)
         self.add_state("intersection", default=zeros, dist_reduce_fx="sum")
         self.add_state("area", default=zeros.clone(), dist_reduce_fx="sum")
@@ -234,7 +240,9 @@ class Dice(Metric):
                 f"count the background, got shape {tuple(preds.shape)}."
             )
         check_class_scores(preds, targets, dim=1)
-        counts = confusion_matrix(preds.argmax(dim=1), targets.long(), channels)
+        targets = targets.long()
+        keep = (targets != self.ignore_index) & (targets >= 0)
+        counts = confusion_matrix(preds.argmax(dim=1), targets, channels, keep=keep)
         self.intersection[:channels] += counts.diagonal()
         self.area[:channels] += counts.sum(dim=0) + counts[:-1].sum(dim=1)
 

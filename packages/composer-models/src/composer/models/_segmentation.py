@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from composer.loss import DiceLoss, soft_cross_entropy
+from composer.loss.utils import dense_targets
 from composer.models.tasks._targets import check_shapes, check_tensors
 from composer.utils import check_finite
 
@@ -74,8 +74,7 @@ class SegmentationLoss:
     def _cross_entropy(self, outputs: Tensor, targets: Tensor, reduction: str) -> Tensor:
         dense = targets.shape == outputs.shape
         targets = targets if dense else targets.long()
-        ignore_index = -100 if dense else self.ignore_index  # meaningless for dense targets, and would cause a warning
-        loss = soft_cross_entropy(outputs, targets, ignore_index=ignore_index, reduction=reduction)
+        loss = soft_cross_entropy(outputs, targets, ignore_index=self.ignore_index, reduction=reduction)
         if reduction == "mean":
             return loss
         weight = targets.sum(dim=1) if dense else targets != self.ignore_index
@@ -83,7 +82,9 @@ class SegmentationLoss:
 
     def _dice(self, outputs: Tensor, targets: Tensor, reduction: str) -> Tensor:
         if targets.shape != outputs.shape:
-            targets = _dense(targets.long(), outputs.shape, self.ignore_index)
+            targets = dense_targets(targets, outputs.shape[1], ignore_index=self.ignore_index)
+        else:  # where positions are ignored, algorithms multiply the others for the mean of the cross entropy
+            targets = targets / targets.sum(dim=1).amax().clamp(min=1)
         loss: Tensor = _DICE(outputs, targets)[:, 0 if self.dice_of_background else 1 :]
         return loss.mean() if reduction == "mean" else loss.mean(dim=1)
 
@@ -92,11 +93,3 @@ class SegmentationLoss:
             f"SegmentationLoss({self.cross_entropy_weight}, {self.dice_weight}, ignore_index={self.ignore_index}, "
             f"dice_of_background={self.dice_of_background})"
         )
-
-
-def _dense(targets: Tensor, shape: torch.Size, ignore_index: int) -> Tensor:
-    """Return one-hot targets with zeros at ignored positions; unlike `one_hot`, without reading from the device."""
-    counts = targets != ignore_index
-    index = torch.where(counts, targets, 0).unsqueeze(1)
-    zeros = torch.zeros(shape, device=targets.device)
-    return zeros.scatter_(1, index, counts.unsqueeze(1).to(zeros.dtype))

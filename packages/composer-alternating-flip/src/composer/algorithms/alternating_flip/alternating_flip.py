@@ -6,13 +6,14 @@ import copy
 import hashlib
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
+from composer.algorithms.utils.augmentation_common import image_size, moves_with_pixels
 from composer.algorithms.warnings import NotIntendedUseWarning
 from composer.core import AUGMENTS_IMAGES, Algorithm, Event, Placement, State
 from composer.loggers import Logger
@@ -60,7 +61,7 @@ def flip_batch(images: torch.Tensor, parities: torch.Tensor, epoch: int | torch.
     Two consecutive epochs hold every image once as it is and once mirrored.
 
     Args:
-        images: Shape (N, ..., W); not modified.
+        images: Shape (N, ..., H, W); not modified. Masks of these shapes are mirrored in the same way.
         parities: Those of the samples, shape (N,), on the device of the images: with `compute_flip_parities` of the
             dataset, `parities[indices]`.
         epoch: The number of the epoch, from 0; an integer or a tensor of one.
@@ -69,22 +70,22 @@ def flip_batch(images: torch.Tensor, parities: torch.Tensor, epoch: int | torch.
         The images, of which those with an even h + epoch are mirrored along W.
 
     Raises:
-        ValueError: `images` has fewer than two dimensions, or `parities` does not have one value per image.
+        ValueError: `images` has fewer than three dimensions, or `parities` does not have one value per image.
         TypeError: `epoch` is not an integer.
 
     Example:
-        >>> images, parities = torch.tensor([[1, 2], [3, 4]]), torch.tensor([0, 1])
+        >>> images, parities = torch.tensor([[[1, 2]], [[3, 4]]]), torch.tensor([0, 1])
         >>> flip_batch(images, parities, epoch=0).tolist(), flip_batch(images, parities, epoch=1).tolist()
-        ([[2, 1], [3, 4]], [[1, 2], [4, 3]])
+        ([[[2, 1]], [[3, 4]]], [[[1, 2]], [[4, 3]]])
 
     Source: Jordan, "94% on CIFAR-10 in 3.29 Seconds on a Single GPU", arXiv:2404.00498, section 3.6 and its listing.
     Differs: none.
     """
     if not isinstance(epoch, torch.Tensor):
         check_integers(epoch=epoch)
-    if images.dim() < 2 or parities.shape != images.shape[:1]:
+    if images.dim() < 3 or parities.shape != images.shape[:1]:
         raise ValueError(
-            f"`images` must have shape (N, ..., W) and `parities` one value per image, got shapes "
+            f"`images` must have shape (N, ..., H, W) and `parities` one value per image, got shapes "
             f"{tuple(images.shape)} and {tuple(parities.shape)}. Pass `parities[indices]` of the batch."
         )
     is_flipped = (parities + epoch) % 2 == 0
@@ -94,11 +95,14 @@ def flip_batch(images: torch.Tensor, parities: torch.Tensor, epoch: int | torch.
 class FlippedDataset(Subset[Any]):
     """A view of a dataset in which each image is mirrored in every other epoch; see `flip_batch`.
 
+    With the image, the other parts of a sample that have a value per pixel are mirrored, such as masks: tensors of
+    shape (..., H, W) and Pillow images of its size. Class targets stay as they are; boxes and the like are refused.
+
     It is a `Subset` of all samples. The epoch is in shared memory, so the workers of a loader know it too, even
     persistent ones. `AlternatingFlip` makes one for the training loader.
 
     Args:
-        dataset: A dataset with a length and an image in each sample: a tensor of shape (..., W) or a Pillow image.
+        dataset: A dataset with a length and an image in each sample: a tensor of shape (..., H, W) or a Pillow image.
         seed: The seed of `compute_flip_parities`.
         image_key: Position of the image in a sample, such as an index or a key; see `State.batch_get_item`. None: the
             sample is the image.
@@ -110,13 +114,14 @@ class FlippedDataset(Subset[Any]):
 
     Raises:
         TypeError: The dataset has no length or no indices, or, when a sample is read, no image at `image_key`.
+        ValueError: When a sample is read, if it has positions that cannot be mirrored, such as boxes.
 
     Example:
-        >>> images = torch.utils.data.TensorDataset(torch.tensor([[1, 2], [3, 4], [5, 6]]))
+        >>> images = torch.utils.data.TensorDataset(torch.tensor([[[1, 2]], [[3, 4]], [[5, 6]]]))
         >>> flipped = FlippedDataset(images)
         >>> flipped.set_epoch(1)
         >>> [sample.tolist() for (sample,) in flipped]
-        [[1, 2], [3, 4], [6, 5]]
+        [[[1, 2]], [[3, 4]], [[6, 5]]]
     """
 
     def __init__(self, dataset: Dataset[Any], seed: int = 42, image_key: Any = 0) -> None:
@@ -134,7 +139,8 @@ class FlippedDataset(Subset[Any]):
         """Return a sample, or the batch of a dataset that takes a list of indices."""
         sample = self.dataset[index]
         if isinstance(index, (list, torch.Tensor)) and torch.as_tensor(index).dim():
-            return self._replace(sample, flip_batch(self._image(sample), self._parities[index], self._epoch))
+            parities = self._parities[index]
+            return self._replace(sample, lambda image: flip_batch(image, parities, self._epoch), is_batch=True)
         return self._flip(sample, index)
 
     def __getitems__(self, indices: list[Any]) -> list[Any]:
@@ -144,16 +150,24 @@ class FlippedDataset(Subset[Any]):
         return [self._flip(sample, index) for sample, index in zip(samples, indices, strict=True)]
 
     def _flip(self, sample: Any, index: Any) -> Any:
-        if (int(self._parities[index]) + int(self._epoch)) % 2:
+        is_plain = (int(self._parities[index]) + int(self._epoch)) % 2
+        return self._replace(sample, None if is_plain else _mirrored, is_batch=False)
+
+    def _replace(self, sample: Any, mirror: Callable[[Any], Any] | None, is_batch: bool) -> Any:
+        """Check a sample or a batch, and return it with mirrored images and masks; None: unchanged."""
+        image = _checked(sample if self.image_key is None else batch_get(sample, self.image_key))
+        if self.image_key is None:
+            return image if mirror is None else mirror(image)
+        keys: Iterable[Any] = sample if isinstance(sample, Mapping) else ()
+        keys = range(len(sample)) if isinstance(sample, (list, tuple)) else keys
+        maps = [key for key in keys if sample[key] is not image]
+        maps = [key for key in maps if moves_with_pixels(sample[key], image, "AlternatingFlip", is_batch=is_batch)]
+        if mirror is None:
             return sample
-        return self._replace(sample, _mirrored(self._image(sample)))
-
-    def _image(self, sample: Any) -> Any:
-        return sample if self.image_key is None else batch_get(sample, self.image_key)
-
-    def _replace(self, sample: Any, image: Any) -> Any:
-        # A copy: the dataset may return the same object again.
-        return image if self.image_key is None else batch_set(copy.copy(sample), self.image_key, image)
+        result = copy.copy(sample)  # the dataset may return the same object again
+        for key in maps:
+            result = batch_set(result, key, mirror(sample[key]))
+        return batch_set(result, self.image_key, mirror(image))
 
 
 def _length_of(dataset: Any) -> int:
@@ -166,16 +180,21 @@ def _length_of(dataset: Any) -> int:
     return len(dataset)
 
 
-def _mirrored(image: Any) -> Any:
-    if isinstance(image, torch.Tensor) and image.dim() > 0:
-        return image.flip(-1)
-    pillow = sys.modules.get("PIL.Image")  # there is no Pillow image before Pillow is imported
-    if pillow is not None and isinstance(image, pillow.Image):
-        return image.transpose(pillow.Transpose.FLIP_LEFT_RIGHT)
+def _checked(image: Any) -> Any:
+    """Return an image, or raise a TypeError if it has no height and width."""
+    if image_size(image) is not None:
+        return image
+    got = f"shape {tuple(image.shape)}" if isinstance(image, torch.Tensor) else f"a {type(image).__name__}"
     raise TypeError(
-        f"`image_key` must be the position of an image in a sample, a tensor or a Pillow image, got a "
-        f"{type(image).__name__} there. Pass for example `image_key='image'`, or convert arrays to tensors."
+        f"`image_key` must be the position of an image in a sample, a tensor of shape (..., H, W) or a Pillow image, "
+        f"got {got} there. Pass for example `image_key='image'`, or convert arrays to tensors."
     )
+
+
+def _mirrored(image: Any) -> Any:
+    if isinstance(image, torch.Tensor):
+        return image.flip(-1)
+    return image.transpose(sys.modules["PIL.Image"].Transpose.FLIP_LEFT_RIGHT)
 
 
 _ADVICE = (
@@ -199,13 +218,16 @@ class AlternatingFlip(Algorithm):
     without indices is refused, at BEFORE_LOAD if it is known then.
 
     **Events** INIT, BEFORE_LOAD, FIT_START, EPOCH_START. **Reads** `state.timestamp`, and `state.train_dataloader`, or
-    else `state.dataloader`. **Writes** its `dataset` or its `inputs`. **Cost** mirroring half of the images, in the
-    workers of the loader, or mirroring the stored images once an epoch; a hash per sample, once. **Compilation**
-    static: the model and the shapes do not change.
+    else `state.dataloader`. **Writes** its `dataset`, or its `inputs` and masks in its `targets`. **Cost** mirroring
+    half of the images, in the workers of the loader, or mirroring the stored images once an epoch; a hash per sample,
+    once. **Compilation** static: the model and the shapes do not change.
 
-    **When not to use it** left and right mean something, as in text or digits; targets have positions, such as masks or
-    boxes, which would not be mirrored; the transforms of the dataset already flip images at random; or the run has one
-    epoch, where it is a random flip.
+    With the images, other parts of a sample that have a value per pixel are mirrored, such as masks; see
+    `FlippedDataset`. Of a loader that stores images, the stored `targets` are.
+
+    **When not to use it** left and right mean something, as in text or digits; targets are boxes or keypoints, which
+    are refused; the transforms of the dataset already flip images at random; or the run has one epoch, where it is a
+    random flip.
 
     Args:
         seed: The seed of the hash. Sample 0 is mirrored in even epochs for each seed.
@@ -215,7 +237,8 @@ class AlternatingFlip(Algorithm):
     Raises:
         TypeError: `seed` is not an integer; or the training loader is not a `DataLoader` of a dataset with a length
             and does not store images.
-        ValueError: An evaluator uses the training loader itself, whose images would be mirrored too.
+        ValueError: An evaluator uses the training loader itself, whose images would be mirrored too; when the first
+            sample is read, if it has no image of shape (..., H, W) or boxes.
 
     Warns:
         NotIntendedUseWarning: At FIT_START, if the transforms flip images at random: a `RandomHorizontalFlip`, or
@@ -257,14 +280,16 @@ class AlternatingFlip(Algorithm):
         now = _Mirrored(self.seed, epoch % 2)
         if before == now:
             return
-        if before is None or before.seed != self.seed:
-            if getattr(loader.transform, "flip", False):
-                _warn_of_random_flips("transform of the training loader has `flip=True`")
-            if before is not None:  # flipped twice, it would be as it was
-                loader.inputs = self._with_parities(loader.inputs, before)
-            loader.inputs = self._with_parities(loader.inputs, now)
-        else:
-            loader.inputs = loader.inputs.flip(-1)
+        is_new = before is None or before.seed != self.seed
+        if is_new and getattr(loader.transform, "flip", False):
+            _warn_of_random_flips("transform of the training loader has `flip=True`")
+        targets = getattr(loader, "targets", None)
+        names = ("inputs", "targets") if moves_with_pixels(targets, loader.inputs, "AlternatingFlip") else ("inputs",)
+        for name in names:
+            images = getattr(loader, name)
+            if is_new and before is not None:  # flipped twice, it would be as it was
+                images = self._with_parities(images, before)
+            setattr(loader, name, self._with_parities(images, now) if is_new else images.flip(-1))
         setattr(loader, _MARK, now)
 
     def _with_parities(self, images: torch.Tensor, mirrored: _Mirrored) -> torch.Tensor:

@@ -14,6 +14,7 @@ from composer.algorithms.utils import (
     add_training_transform,
     as_augmentation_set,
     augmentation_sets,
+    check_targets_stay,
     check_training_transform,
 )
 from composer.algorithms.utils.augmentation_common import map_pillow_function
@@ -145,8 +146,9 @@ class AugMix(Algorithm):
     converts images to tensors. It stays there; further calls of `fit` with the same algorithm add no second one. If the
     loader is known at INIT or BEFORE_LOAD and its dataset takes no transform, an error is raised there.
 
-    **Events** INIT, BEFORE_LOAD, FIT_START. **Reads** `state.train_dataloader`, or else `state.dataloader`. **Writes**
-    the `transform` of its dataset; for a `Subset`, that of a copy of the dataset. **Cost** about `2 * width` operations
+    **Events** INIT, BEFORE_LOAD, FIT_START, AFTER_DATALOADER (a check). **Reads** `state.train_dataloader`, or else
+    `state.dataloader`; the batch. **Writes** the `transform` of its dataset; for a `Subset`, that of a copy of the
+    dataset. **Cost** about `2 * width` operations
     of Pillow per image, or `depth * width`, in the workers of the loader. **Compilation** static: no shape
     changes.
 
@@ -159,7 +161,8 @@ class AugMix(Algorithm):
             ranges of strength of the AugMix authors).
 
     Raises:
-        ValueError: `severity` is outside [0, 10], `width` is below 1, or `alpha` is not positive.
+        ValueError: `severity` is outside [0, 10], `width` is below 1, or `alpha` is not positive; at the first batch,
+            if it has a mask of its images, or boxes.
         KeyError: `augmentation_set` is an unknown name.
 
     Example:
@@ -171,7 +174,7 @@ class AugMix(Algorithm):
     Differs: no consistency loss; the strength is drawn up to `severity`; the default set is the largest one.
     """
 
-    events = frozenset({Event.INIT, Event.BEFORE_LOAD, Event.FIT_START})
+    events = frozenset({Event.INIT, Event.BEFORE_LOAD, Event.FIT_START, Event.AFTER_DATALOADER})
     placement = Placement(provides={MIXES_AUGMENTATIONS}, after={AUGMENTS_IMAGES})
 
     def __init__(
@@ -191,6 +194,8 @@ class AugMix(Algorithm):
         """Check the training loader, or add the transform to its dataset."""
         if event in (Event.INIT, Event.BEFORE_LOAD):
             check_training_transform(state, self._transform, _ADVICE)
+        elif event is Event.AFTER_DATALOADER:
+            check_targets_stay(state, "AugMix")
         else:
             add_training_transform(state, self._transform, _ADVICE)
 

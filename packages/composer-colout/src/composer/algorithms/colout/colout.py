@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import torch
 
-from composer.algorithms.utils import add_training_transform, check_training_transform
-from composer.algorithms.utils.augmentation_common import is_pillow_image
+from composer.algorithms.utils import add_training_transform, check_targets_stay, check_training_transform
+from composer.algorithms.utils.augmentation_common import image_size, moves_with_pixels
 from composer.core import (
     AUGMENTS_IMAGES,
     DROPS_PIXELS,
@@ -49,7 +49,7 @@ def colout_batch(
         p_row: The fraction of the rows to drop, in [0, 1].
         p_col: The fraction of the columns to drop.
         resize_target: Drop the same rows and columns of the target. "auto": if the target is an image of the
-            size of the input, that is a Pillow image, or a tensor with more than two dimensions.
+            size of the input, that is a Pillow image, or a tensor with at most one dimension less than the input.
         generator: Draws the rows and columns; on the device of the input (Pillow images: "cpu"). None: the default
             generator of that device.
 
@@ -72,7 +72,7 @@ def colout_batch(
     input, *rest = _parts_of(sample)
     if resize_target is True and not rest:
         raise ValueError("`resize_target` must not be True for a sample without a target. Pass a pair (input, target).")
-    size = _size_of(input)
+    size = image_size(input)
     if size is None:
         raise TypeError(
             f"`sample` must be an image or a batch of images, got {type(input).__name__}. Pass a tensor whose last "
@@ -81,7 +81,7 @@ def colout_batch(
     device = input.device if isinstance(input, torch.Tensor) else torch.device("cpu")
     kept = _draw_remaining(size[0], p_row, device, generator), _draw_remaining(size[1], p_col, device, generator)
     smaller = _select(input, *kept)
-    if not rest or not _is_resized(rest[0], size, resize_target):
+    if not rest or not _is_resized(rest[0], size, getattr(input, "ndim", 3), resize_target):
         return smaller
     return smaller, _select(rest[0], *kept)
 
@@ -143,7 +143,7 @@ class ColOut(Algorithm):
     the same algorithm add no second one. If the loader is known at INIT or BEFORE_LOAD and its dataset takes no
     transform, an error is raised there.
 
-    **Events** AFTER_DATALOADER, or INIT, BEFORE_LOAD and FIT_START. **Reads** the batch, or
+    **Events** AFTER_DATALOADER; with `batch=False` INIT, BEFORE_LOAD and FIT_START too. **Reads** the batch, or
     `state.train_dataloader` and else `state.dataloader`. **Writes** inputs, and targets that are images; or the
     `transform` of the dataset; for a `Subset`, that of a copy of the dataset. **Cost** one copy of the remaining
     pixels; saves the work for the dropped ones. **Compilation** static: all batches have one size, smaller than that of
@@ -153,13 +153,15 @@ class ColOut(Algorithm):
         p_row: The fraction of the rows to drop, in [0, 1].
         p_col: The fraction of the columns to drop.
         batch: Drop the same ones of all images of a batch.
-        resize_target: Drop the same ones of the targets. "auto": if they are images as large as the inputs.
+        resize_target: Drop the same ones of the targets. "auto": if they have a value per pixel, as masks of shape
+            (N, H, W) or (N, C, H, W).
         input_key: Where the inputs are in the batch; see `State.batch_get_item`. Used with `batch=True` only.
         target_key: Where the targets are. Not used with `resize_target=False`.
 
     Raises:
         ValueError: A fraction is outside [0, 1], or `resize_target` is none of True, False and "auto"; at the first
-            batch, if it has no images.
+            batch, if it has no images, or with "auto", targets with positions in another form, such as boxes; with
+            `batch=False`, if the first batch has a mask of its images.
         NotImplementedError: `resize_target=True` with `batch=False`.
 
     Example:
@@ -189,7 +191,8 @@ class ColOut(Algorithm):
         self.p_row, self.p_col = self._transform.p_row, self._transform.p_col
         self.batch, self.resize_target = batch, resize_target
         self.input_key, self.target_key = input_key, target_key
-        self.events = frozenset({Event.AFTER_DATALOADER} if batch else {Event.INIT, Event.BEFORE_LOAD, Event.FIT_START})
+        others = () if batch else (Event.INIT, Event.BEFORE_LOAD, Event.FIT_START)
+        self.events = frozenset({Event.AFTER_DATALOADER, *others})
         self.placement = Placement(
             provides={TRANSFORMS_BATCH, DROPS_PIXELS} if batch else {DROPS_PIXELS},
             after={AUGMENTS_IMAGES, MIXES_AUGMENTATIONS},
@@ -203,6 +206,9 @@ class ColOut(Algorithm):
         if event is Event.FIT_START:
             add_training_transform(state, self._transform, _ADVICE)
             return
+        if not self.batch:
+            check_targets_stay(state, "ColOut(batch=False)")
+            return
         sample = state.batch_get_item(self.input_key)
         if not isinstance(sample, torch.Tensor):
             raise TypeError(
@@ -214,13 +220,14 @@ class ColOut(Algorithm):
                 f"`ColOut` drops rows and columns of a batch of images of shape (N, C, H, W) or (N, H, W), got "
                 f"{tuple(sample.shape)}. Point `input_key` at the images."
             )
-        if self.resize_target is not False:
-            sample = sample, state.batch_get_item(self.target_key)
-        smaller = self._transform(sample)
-        if isinstance(smaller, tuple):
-            smaller, target = smaller
+        target = None if self.resize_target is False else state.batch_get_item(self.target_key)
+        is_resized = moves_with_pixels(target, sample, "ColOut") if self.resize_target == "auto" else self.resize_target
+        if is_resized:
+            sample, target = colout_batch((sample, target), self.p_row, self.p_col, resize_target=True)
             state.batch_set_item(self.target_key, target)
-        state.batch_set_item(self.input_key, smaller)
+        else:
+            sample = colout_batch(sample, self.p_row, self.p_col)
+        state.batch_set_item(self.input_key, sample)
 
 
 def _check(p_row: float, p_col: float, resize_target: bool | str) -> None:
@@ -241,24 +248,16 @@ def _parts_of(sample: Any) -> tuple[Any, ...]:
     return tuple(sample)
 
 
-def _is_resized(target: Any, size: tuple[int, int], resize_target: bool | str) -> bool:
+def _is_resized(target: Any, size: tuple[int, int], dims: int, resize_target: bool | str) -> bool:
     if resize_target == "auto":
-        return _size_of(target) == size and not (isinstance(target, torch.Tensor) and target.dim() == 2)
-    if resize_target and _size_of(target) != size:
-        actual = _size_of(target) or type(target).__name__
+        is_map = not isinstance(target, torch.Tensor) or target.dim() >= dims - 1
+        return image_size(target) == size and is_map
+    if resize_target and image_size(target) != size:
+        actual = image_size(target) or type(target).__name__
         raise ValueError(
             f"`target` must have the size of the input, {size}, to be resized, got {actual}. Use `resize_target=False`."
         )
     return bool(resize_target)
-
-
-def _size_of(image: Any) -> tuple[int, int] | None:
-    """Return the size of an image or of a batch of images; None for anything else."""
-    if is_pillow_image(image):
-        return image.height, image.width
-    if isinstance(image, torch.Tensor) and image.dim() >= 2:
-        return image.shape[-2], image.shape[-1]
-    return None
 
 
 def _draw_remaining(size: int, p: float, device: torch.device, generator: torch.Generator | None) -> torch.Tensor:

@@ -8,6 +8,7 @@ from composer.algorithms.utils.augmentation_primitives import as_augmentation_se
 from composer.algorithms.utils.augmentation_primitives import augmentation_sets as augmentation_sets
 from composer.algorithms.utils.dataset_transforms import add_dataset_transform as add_dataset_transform
 from composer.algorithms.utils.dataset_transforms import add_training_transform as add_training_transform
+from composer.algorithms.utils.dataset_transforms import check_targets_stay as check_targets_stay
 from composer.algorithms.utils.dataset_transforms import check_training_transform as check_training_transform
 from composer.algorithms.utils.dataset_transforms import has_dataset_transform as has_dataset_transform
 
@@ -17,6 +18,7 @@ __all__ = [
     "add_training_transform",
     "as_augmentation_set",
     "augmentation_sets",
+    "check_targets_stay",
     "check_training_transform",
     "has_dataset_transform",
 ]

@@ -1,9 +1,12 @@
-"""Convert between tensors and Pillow images. Pillow is only imported to create an image."""
+"""Images and their targets: conversion between tensors and Pillow images, and targets with a value per pixel.
+
+Pillow is only imported to create an image.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -14,15 +17,102 @@ from composer.utils.import_helpers import MissingConditionalImportError
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["image_as_type", "is_pillow_image", "map_pillow_function"]
+__all__ = [
+    "has_pixel_maps",
+    "image_as_type",
+    "image_size",
+    "is_pillow_image",
+    "map_pillow_function",
+    "moves_with_pixels",
+]
 
 T = TypeVar("T")
+_POSITIONS = frozenset({"bbox", "bboxes", "boxes", "keypoints"})  # keys of batches and targets for detection
 
 
 def is_pillow_image(image: object) -> bool:
     """Return True for a Pillow image, without importing Pillow."""
     module = sys.modules.get("PIL.Image")  # already imported if an image exists
     return module is not None and isinstance(image, module.Image)
+
+
+def image_size(image: Any) -> tuple[int, int] | None:
+    """Return height and width of a Pillow image, or of a tensor of images; None for anything else."""
+    if is_pillow_image(image):
+        return image.height, image.width
+    if isinstance(image, torch.Tensor) and image.dim() >= 2:
+        return image.shape[-2], image.shape[-1]
+    return None
+
+
+def moves_with_pixels(target: Any, images: Any, method: str, *, is_batch: bool = True) -> bool:
+    """Return True if a target has a value per pixel, so that a method that moves pixels must move it with the images.
+
+    Such a target is a Pillow image or a tensor with at least two dimensions besides that of the batch, whose last two
+    are height and width of the images: a segmentation mask of indices (N, H, W) or of one value per class (N, C, H, W).
+
+    Args:
+        target: The target of the images.
+        images: A tensor of images (N, ..., H, W); or one image without N, or a Pillow image.
+        method: The name of the method, for messages.
+        is_batch: False if the images are only one.
+
+    Raises:
+        ValueError: The target has positions in another form, such as boxes: it is a tensor or array with as many
+            dimensions as a mask, but with another size; or it is a mapping or sequence that contains a tensor or array
+            with that many dimensions, or a key such as "boxes".
+
+    Example:
+        >>> images = torch.zeros(8, 3, 32, 32)
+        >>> [
+        ...     moves_with_pixels(target, images, "Flip")
+        ...     for target in (torch.zeros(8, 32, 32), torch.zeros(8, 10))
+        ... ]
+        [True, False]
+    """
+    if not _has_positions(target, is_batch):
+        return False
+    if image_size(target) == image_size(images) is not None:
+        return True
+    got = f"shape {tuple(target.shape)}" if isinstance(target, torch.Tensor) else f"a {type(target).__name__}"
+    raise ValueError(
+        f"Targets with positions must have a value for each pixel of the images to be moved with them by `{method}`, "
+        f"got {got} for images of {' x '.join(map(str, image_size(images) or ('unknown size',)))} pixels. Leave "
+        f"`{method}` out, and transform images and targets together in the dataset, for example with "
+        f"`torchvision.transforms.v2`."
+    )
+
+
+def has_pixel_maps(batch: Any, images: Any) -> bool:
+    """Return True if a batch contains a mask for the pixels of its images, or targets of detection such as boxes.
+
+    A tensor with the shape of the images does not count: it may be another view of them.
+
+    Args:
+        batch: The batch: a sequence or a mapping, with the images as one of its parts.
+        images: A tensor of images (N, ..., H, W).
+    """
+    if isinstance(batch, Mapping) and not _POSITIONS.isdisjoint(batch):
+        return True
+    parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, (list, tuple)) else ()
+    for part in parts:
+        if not _has_positions(part, True):
+            continue
+        is_view = isinstance(part, torch.Tensor) and part.shape == images.shape
+        if isinstance(part, (Mapping, list, tuple)) or (image_size(part) == image_size(images) and not is_view):
+            return True
+    return False
+
+
+def _has_positions(target: Any, is_batch: bool) -> bool:
+    """Return True if a target is, or contains, anything with at least two dimensions for each image."""
+    if isinstance(target, Mapping):
+        names_them = not _POSITIONS.isdisjoint(target)
+        return names_them or any(_has_positions(part, is_batch) for part in target.values())
+    if isinstance(target, (list, tuple)):
+        inner = is_batch and not any(isinstance(part, Mapping) for part in target)  # one mapping for each image
+        return any(_has_positions(part, inner) for part in target)
+    return is_pillow_image(target) or getattr(target, "ndim", 0) >= 2 + is_batch
 
 
 def image_as_type(image: Any, typ: type[T]) -> T:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
 from torch.utils.data import ConcatDataset, Subset
 
+from composer.algorithms.utils.augmentation_common import has_pixel_maps
 from composer.utils.misc import add_vision_dataset_transform
 
 if TYPE_CHECKING:
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = [
     "add_dataset_transform",
     "add_training_transform",
+    "check_targets_stay",
     "check_training_transform",
     "has_dataset_transform",
 ]
@@ -57,6 +60,27 @@ def add_training_transform(state: State, transform: Callable[[Any], Any], advice
     """
     check_training_transform(state, transform, advice)
     add_dataset_transform(_training_dataloader(state), transform)
+
+
+def check_targets_stay(state: State, method: str) -> None:
+    """Check that targets do not have a value per pixel, because a transform of the images does not move them along.
+
+    Args:
+        state: The state of the run; its batch is checked.
+        method: The name of the method, for messages.
+
+    Raises:
+        ValueError: The batch has a mask of its images, or boxes.
+    """
+    batch = state.batch
+    parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, (list, tuple)) else ()
+    images = next((part for part in parts if isinstance(part, Tensor) and part.dim() == 4), None)
+    if images is not None and has_pixel_maps(batch, images):
+        raise ValueError(
+            f"`{method}` changes images where they are read, and must not be used for targets with positions in them, "
+            f"such as masks or boxes, which would stay. Leave it out, and transform images and targets together in the "
+            f"dataset, for example with `torchvision.transforms.v2`."
+        )
 
 
 def has_dataset_transform(dataloader: Any, transform: Callable[[Any], Any]) -> bool:

@@ -11,7 +11,8 @@ import torch
 
 from composer.core.precision import get_precision_context
 from composer.core.state import State
-from composer.loss.utils import ensure_targets_one_hot
+from composer.loss.loss import is_mean_of_classes
+from composer.loss.utils import ensure_targets_one_hot, ignored_label
 from composer.utils.misc import unwrapped_model
 
 __all__ = ["check_alpha", "draw_beta", "mix_loss", "mix_targets"]
@@ -50,7 +51,9 @@ def draw_beta(alpha: float) -> float:
 def mix_targets(state: State, target_key: Any, indices: torch.Tensor, weight: float, name: str) -> None:
     """Replace the targets t of the batch by `(1 - m) * t + m * t[indices]`, one value per class.
 
-    The current targets are mixed: another algorithm may have mixed inputs and targets before.
+    The current targets are mixed: another algorithm may have mixed inputs and targets before. Positions that the loss
+    of the model ignores have zeros for every class. For a mean over all positions the other ones are multiplied, so
+    that the loss equals the interpolated loss of the indices; see `composer.loss.utils.dense_targets`.
 
     Args:
         state: The state of the run; the number of classes is taken from its outputs.
@@ -68,7 +71,13 @@ def mix_targets(state: State, target_key: Any, indices: torch.Tensor, weight: fl
             f"{type(state.outputs).__name__}. Return logits from the model, or use `interpolate_loss=True` if the "
             f"`loss` of the model reads the targets of the batch."
         )
-    target = ensure_targets_one_hot(state.outputs, state.batch_get_item(target_key))
+    ignored = ignored_label(state.model)
+    target = ensure_targets_one_hot(
+        state.outputs,
+        state.batch_get_item(target_key),
+        ignore_index=-100 if ignored is None else ignored,
+        rescale=is_mean_of_classes(state.model),
+    )
     state.batch_set_item(target_key, torch.lerp(target, target.index_select(0, indices), weight))
 
 

@@ -9,8 +9,8 @@ import math
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
+from composer.algorithms.utils.augmentation_common import moves_with_pixels
 from composer.algorithms.utils.mixing import check_alpha, draw_beta, mix_loss, mix_targets
 from composer.core import (
     INTERPOLATES_LOSS,
@@ -24,6 +24,7 @@ from composer.core import (
     State,
 )
 from composer.loggers import Logger
+from composer.loss.utils import dense_targets
 from composer.utils import check_flags, plain_number
 
 __all__ = ["CutMix", "cutmix", "cutmix_batch"]
@@ -103,7 +104,7 @@ def cutmix(
     if indices is None:
         indices = _gen_indices(x.shape[0], x.device)
     mixed, _, area, _ = cutmix_batch(x, y, None, alpha, bbox, indices, uniform_sampling)
-    dense = y if y.is_floating_point() else F.one_hot(y.long(), num_classes).to(torch.get_default_dtype())
+    dense = y if y.is_floating_point() else dense_targets(y, num_classes, dtype=torch.get_default_dtype())
     return mixed, torch.lerp(dense, dense.index_select(0, indices), 1 - area)
 
 
@@ -112,7 +113,8 @@ class CutMix(Algorithm):
 
     At BEFORE_FORWARD the box is pasted into the images of the microbatch. Then either the targets are combined by area
     at BEFORE_LOSS, or the loss becomes the combination of the losses against both targets at BEFORE_BACKWARD. Into
-    targets that are images of the size of the inputs (segmentation), the same box is pasted at BEFORE_LOSS instead.
+    targets with a value per pixel (masks of indices, or of one value per class), the same box is pasted at BEFORE_LOSS
+    instead. A label that the loss ignores has no share in combined targets; the loss is the same in both modes.
 
     Microbatches: each microbatch draws its own box, so several microbatches do not equal one batch.
 
@@ -128,7 +130,8 @@ class CutMix(Algorithm):
         target_key: Where the targets are.
 
     Raises:
-        ValueError: `alpha` is negative, infinite or NaN.
+        ValueError: `alpha` is negative, infinite or NaN; at the first batch, if inputs are not images (N, C, H, W), or
+            targets have positions in another form than a value per pixel, such as boxes.
         TypeError: `alpha` is not a number, or a flag not a bool.
 
     Example:
@@ -202,7 +205,7 @@ class CutMix(Algorithm):
                 f"`CutMix` mixes a tensor of images and a tensor of targets, got {type(input).__name__} and "
                 f"{type(target).__name__}. Point `input_key` and `target_key` at tensors of the batch."
             )
-        self._is_segmentation = target.dim() > 2 and target.shape[-2:] == input.shape[-2:]
+        self._is_segmentation = moves_with_pixels(target, input, "CutMix")
         if self._is_segmentation and self.interpolate_loss:
             raise ValueError(
                 "`interpolate_loss` must be False for targets that are images, got True. Remove the argument."

@@ -82,7 +82,8 @@ class MixUp(Algorithm):
     """Trains on convex combinations of pairs of examples.
 
     At BEFORE_FORWARD the inputs of the microbatch are mixed. Then either the targets are mixed in the same way at
-    BEFORE_LOSS, or the loss becomes the weighted average of the losses against both targets at BEFORE_BACKWARD.
+    BEFORE_LOSS, or the loss becomes the weighted average of the losses against both targets at BEFORE_BACKWARD. A label
+    that the loss ignores has no share in mixed targets; the loss is the same in both modes.
 
     Microbatches: each microbatch is mixed separately, so several microbatches do not equal one batch.
 

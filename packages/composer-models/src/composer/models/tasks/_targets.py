@@ -2,29 +2,11 @@
 
 from __future__ import annotations
 
-from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import torch
 from torch import Tensor
 
-from composer.models.module_with_loss import index_metrics
-
-if TYPE_CHECKING:
-    from torchmetrics import Metric  # slow to import, so at run time only when there are metrics
-
-
-def takes_indices(metric: Metric) -> bool:
-    """Return True if a metric supports only class indices, not probabilities."""
-    return isinstance(metric, _index_metrics())
-
-
-@cache
-def _index_metrics() -> tuple[type[Metric], ...]:
-    """Return torchmetrics' base classes of metrics that take one class index per example, and those of this project."""
-    from composer.metrics import Dice, MIoU
-
-    return (*index_metrics(), Dice, MIoU)
+from composer.models.module_with_loss import most_probable
 
 
 def check_tensors(outputs: Any, targets: Any) -> None:
@@ -54,16 +36,12 @@ def check_shapes(outputs: Tensor, targets: Tensor, num_classes: int | None = Non
         )
 
 
-def index_targets(outputs: Any, targets: Any, metric: Any) -> Any:
-    """Return the targets as class indices, if the outputs are class scores."""
+def index_targets(outputs: Any, targets: Any, metric: Any, loss: Any) -> Any:
+    """Return the targets as class indices for a metric, if the outputs are class scores."""
     if not (isinstance(outputs, Tensor) and isinstance(targets, Tensor) and outputs.is_floating_point()):
         return targets  # integers are predictions; other types are checked by the metric
     from composer.metrics import Dice
 
     # `Dice` takes scores with or without the background.
     check_shapes(outputs, targets, num_classes=None if isinstance(metric, Dice) else metric.num_classes)
-    if targets.shape != outputs.shape:
-        return targets
-    indices = targets.argmax(dim=1)
-    ignore_index = getattr(metric, "ignore_index", None)
-    return indices if ignore_index is None else torch.where(targets.any(dim=1), indices, ignore_index)
+    return targets if targets.shape != outputs.shape else most_probable(targets, metric, loss)

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from composer.loss import soft_cross_entropy
+from composer.loss.utils import ignored_label, loss_for
 from composer.models.base import ComposerModel
-from composer.models.tasks._targets import check_shapes, check_tensors, index_targets, takes_indices
+from composer.models.module_with_loss import takes_indices
+from composer.models.tasks._targets import check_shapes, check_tensors, index_targets
 from composer.utils import check_pair
 
 if TYPE_CHECKING:
@@ -28,8 +30,8 @@ class ComposerClassifier(ComposerModel):
 
     Targets are class indices, shape (N, ...), or class probabilities, shape (N, C, ...), for outputs of shape
     (N, C, ...). torchmetrics' multiclass metrics support only indices: probabilities are converted to the most probable
-    class, and rows of zeros (ignored examples) to the metric's `ignore_index`, if it has one. Other metrics get the
-    targets unchanged.
+    class, and rows of zeros (ignored examples) to the `ignore_index` of the metric, or else that of the loss. Other
+    metrics get the targets unchanged.
 
     Args:
         module: Called with the inputs of the batch.
@@ -88,7 +90,9 @@ class ComposerClassifier(ComposerModel):
 
             from composer.metrics import CrossEntropy
 
-            val_metrics = MetricCollection([CrossEntropy(), _accuracy(self.num_classes)])
+            ignored = ignored_label(loss_fn)
+            cross_entropy = CrossEntropy(-100 if ignored is None else ignored)
+            val_metrics = MetricCollection([cross_entropy, _accuracy(self.num_classes)])
         # Annotated here: TorchScript would try to compile types in annotations of the class body.
         self.train_metrics: Metric | MetricCollection | Mapping[str, Metric] | None = train_metrics
         self.val_metrics: Metric | MetricCollection | Mapping[str, Metric] | None = val_metrics
@@ -122,7 +126,8 @@ class ComposerClassifier(ComposerModel):
         if self._loss_fn is soft_cross_entropy:
             check_tensors(outputs, targets)
             check_shapes(outputs, targets)
-        return self._loss_fn(outputs, targets, *args, **kwargs)
+        loss: Tensor = loss_for(self._loss_fn, targets)(outputs, targets, *args, **kwargs)
+        return loss
 
     def get_metrics(self, is_train: bool) -> "dict[str, Metric]":
         """Return the metrics by name: the class name of a single metric, otherwise the keys of the collection.
@@ -152,7 +157,7 @@ class ComposerClassifier(ComposerModel):
         """
         _, targets = batch
         if takes_indices(metric):
-            targets = index_targets(outputs, targets, metric)
+            targets = index_targets(outputs, targets, metric, self._loss_fn)
         metric.update(outputs, targets)
 
 

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import torch
 import torch.nn.functional as F
 
+from composer.algorithms.utils.augmentation_common import has_pixel_maps
 from composer.core import CHANGES_RESOLUTION, DROPS_PIXELS, TRANSFORMS_BATCH, Algorithm, Event, Placement, State
 from composer.loggers import Logger
 from composer.utils import check_finite, check_flags, check_integers, plain_number
@@ -163,7 +164,8 @@ class ProgressiveResizing(Algorithm):
 
     Raises:
         ValueError: `mode` is unknown, a fraction is outside [0, 1], `delay_fraction + finetune_fraction` is larger than
-            1, or `size_increment` is less than 1.
+            1, or `size_increment` is less than 1; at the first batch, if inputs are not images (N, C, H, W), or without
+            `resize_targets`, if the batch has a mask of its images or boxes.
 
     Example:
         >>> ProgressiveResizing(initial_scale=0.25).size_increment
@@ -213,6 +215,12 @@ class ProgressiveResizing(Algorithm):
         scale = self._scale_at(elapsed.value)
         input = state.batch_get_item(self.input_key)
         _check_images("input", input)
+        if not self.resize_targets and has_pixel_maps(state.batch, input):
+            raise ValueError(
+                "`resize_targets` must be True for a batch with targets that have a value per pixel, such as masks, "
+                "got False. Pass `ProgressiveResizing(resize_targets=True)`, which resizes images and targets alike. "
+                "Boxes and keypoints cannot be resized."
+            )
         target = state.batch_get_item(self.target_key) if self.resize_targets else None
         input, target = resize_batch(input, target, self._round_scale(scale, input), self.mode, self.resize_targets)
         state.batch_set_item(self.input_key, input)

@@ -12,6 +12,7 @@ from composer.algorithms.utils import (
     add_training_transform,
     as_augmentation_set,
     augmentation_sets,
+    check_targets_stay,
     check_training_transform,
 )
 from composer.algorithms.utils.augmentation_common import map_pillow_function
@@ -132,9 +133,10 @@ class RandAugment(Algorithm):
     tensors. It stays there; further calls of `fit` with the same algorithm add nothing. A dataloader without such a
     dataset is refused at INIT or BEFORE_LOAD if it is known by then.
 
-    **Events** INIT, BEFORE_LOAD, FIT_START. **Reads** `state.train_dataloader`, or else `state.dataloader`. **Writes**
-    the `transform` of its dataset, or of a copy of the dataset inside a `Subset`. **Cost** `depth` Pillow operations
-    per image, in the workers of the dataloader. **Compilation** static: the model and the shapes do not change.
+    **Events** INIT, BEFORE_LOAD, FIT_START, AFTER_DATALOADER (a check). **Reads** `state.train_dataloader`, or else
+    `state.dataloader`; the batch. **Writes** the `transform` of its dataset, or of a copy of the dataset inside a
+    `Subset`. **Cost** `depth` Pillow operations per image, in the workers of the dataloader. **Compilation** static:
+    the model and the shapes do not change.
 
     Args:
         severity: The strength of each augmentation, in [0, 10].
@@ -143,7 +145,8 @@ class RandAugment(Algorithm):
             of strength of the AugMix authors).
 
     Raises:
-        ValueError: `severity` is outside [0, 10] or `depth` is negative.
+        ValueError: `severity` is outside [0, 10] or `depth` is negative; at the first batch, if it has a mask of its
+            images, or boxes.
         KeyError: `augmentation_set` is not a known name.
 
     Example:
@@ -155,7 +158,7 @@ class RandAugment(Algorithm):
     Differs: the identity is not among the augmentations; strengths are drawn up to `severity` instead of constant.
     """
 
-    events = frozenset({Event.INIT, Event.BEFORE_LOAD, Event.FIT_START})
+    events = frozenset({Event.INIT, Event.BEFORE_LOAD, Event.FIT_START, Event.AFTER_DATALOADER})
     placement = Placement(provides={AUGMENTS_IMAGES})
 
     def __init__(self, severity: float = 9, depth: int = 2, augmentation_set: str = "all") -> None:
@@ -167,6 +170,8 @@ class RandAugment(Algorithm):
         """Check the training dataloader, or add the transform to its dataset."""
         if event in (Event.INIT, Event.BEFORE_LOAD):
             check_training_transform(state, self._transform, _ADVICE)
+        elif event is Event.AFTER_DATALOADER:
+            check_targets_stay(state, "RandAugment")
         else:
             add_training_transform(state, self._transform, _ADVICE)
 

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 
+from composer.algorithms.utils.augmentation_common import has_pixel_maps
 from composer.core import (
     CHANGES_LENGTH,
     PRUNES_BATCH,
@@ -152,8 +153,8 @@ class SelectiveBackprop(Algorithm):
         target_key: Position of the targets in the batch.
 
     Raises:
-        ValueError: An argument is out of range; when a batch is pruned, if its inputs cannot be downsampled, or `loss`
-            does not return one loss per example.
+        ValueError: An argument is out of range; when a batch is pruned, if its inputs cannot be downsampled, or its
+            targets have a value per pixel and `scale_factor` is not 1, or `loss` does not return one loss per example.
         TypeError: A number has the wrong type; at INIT, if the model's `loss` does not accept `reduction`.
         RuntimeError: At INIT, if the model is not a `ComposerModel`.
         NotImplementedError: When a batch is pruned, if inputs or targets are not a single tensor.
@@ -225,6 +226,11 @@ class SelectiveBackprop(Algorithm):
         if isinstance(model, DistributedDataParallel):  # a pass without gradients needs no communication
             model = model.module
         if self.scale_factor != 1:
+            if has_pixel_maps(batch, input):
+                raise ValueError(
+                    f"`scale_factor` must be 1 for targets that have a value per pixel, such as masks, which are not "
+                    f"downsampled, got {self.scale_factor!r}. Use `SelectiveBackprop(scale_factor=1)`."
+                )
             batch = batch_set(copy.copy(batch), state.batch_key(self.input_key), _downsample(input, self.scale_factor))
         context = get_precision_context(state.precision, state.precision_config, device_type=input.device.type)
         with torch.no_grad(), _preserve_buffers(model):
