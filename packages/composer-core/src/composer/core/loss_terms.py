@@ -10,14 +10,12 @@ import torch
 
 from composer.core.data_spec import DataSpec
 from composer.loss.utils import check_for_index_targets, ignored_label, loss_setting
-from composer.utils.batch_helpers import batch_get
+from composer.utils.batch_helpers import batch_get, find_part
 
 __all__ = ["Count", "LossTerms", "share_of", "tensors_in", "weighted"]
 
 Count: TypeAlias = float | torch.Tensor
 """A number; a tensor if it depends on numbers on an accelerator, which are not read."""
-
-_TARGETS = ("labels", "label", "targets", "target", "y")
 
 
 class LossTerms:
@@ -115,11 +113,7 @@ class LossTerms:
 def _targets_of(model: Any, batch: Any) -> Any:
     """Return the targets of a batch, or None if they are not found before the batch is on the device."""
     key = getattr(model, "target_key", None)
-    if key is None and isinstance(batch, (tuple, list)):
-        return batch[1] if len(batch) == 2 else None
-    if key is None:
-        has = batch.__contains__ if isinstance(batch, Mapping) else lambda name: hasattr(batch, name)
-        key = next(filter(has, _TARGETS), None)
+    key = find_part(batch, "target") if key is None else key
     try:
         return None if key is None else batch_get(batch, key)
     except (AttributeError, LookupError, TypeError, ValueError):  # `microbatch_transforms` may make the targets
