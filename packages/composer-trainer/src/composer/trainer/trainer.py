@@ -31,6 +31,7 @@ from composer.core import (
     Time,
     Timestamp,
 )
+from composer.core.data_spec import check_ends
 from composer.core.display import html_of_state
 from composer.core.passes import PassInput
 from composer.devices import Device
@@ -935,10 +936,15 @@ class Trainer(_RejectsRemovedArguments):
             The outputs of each batch, on the CPU; an empty list without `return_outputs`.
 
         Raises:
-            ValueError: The loader is empty, or `subset_num_batches` is not a number of batches.
+            ValueError: The loader is empty or endless, or `subset_num_batches` is not a number of batches.
+
+        Warns:
+            UserWarning: The loader has no length, and `subset_num_batches` is -1.
         """
         spec = data_spec_of(dataloader, "dataloader")
         subset = check_subset("subset_num_batches", subset_num_batches)
+        if subset == -1:
+            check_ends("dataloader", spec.dataloader, "Pass the number of batches: `subset_num_batches=...`.")
         pin_batches(spec.dataloader, self.state.device)
         modes = self._evaluation.modes
         return predict(self.state, self.engine, spec, subset, return_outputs, self._parallel, modes)
