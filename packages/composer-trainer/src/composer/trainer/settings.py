@@ -57,6 +57,7 @@ class RunSettings:
         self.train_label = "train"
         self.step_every_batch = True
         self.default_microbatch_size: float | None = None  # see `BatchTrainer`
+        self._requested_size: Any = None  # the last `device_train_microbatch_size`
         # Schedulers that need the length of the run to be built, and their ratio.
         self._unbuilt: tuple[_Schedulers, float] | None = None
         self._unsized: Any = None  # the training loader that `_check_epochs` has already warned about
@@ -105,6 +106,9 @@ class RunSettings:
         if requested == "auto":
             check_not_profiled(state.profiler, requested)
             check_not_sharded("device_train_microbatch_size", state)
+        if requested is None:
+            requested = self._requested_size
+        self._requested_size = requested
         size, auto = _microbatch_size(requested, self.train_spec, state.device)
         if self.train_spec is not None:
             check_microbatch_size("device_train_microbatch_size", size, self.train_spec)
@@ -410,11 +414,6 @@ def _build_evaluators(options: EvaluationOptions) -> list[Evaluator]:
             "Mixing Evaluator with other classes is not allowed, please wrap every loader: "
             "`Evaluator(label=..., dataloader=...)`."
         )
-    if not given:
-        if interval not in (0, 1):
-            warnings.warn("`eval_interval` has no effect without `eval_dataloader`.", stacklevel=5)
-        if subset != -1:
-            warnings.warn("`eval_subset_num_batches` has no effect without `eval_dataloader`.", stacklevel=5)
     labels = ["eval" if i == 0 else f"eval_{i}" for i in range(len(given))]
     if len(given) > 1 and kinds == {False}:
         warnings.warn(

@@ -16,7 +16,7 @@ import torch
 from tqdm import tqdm
 
 from composer.algorithms.utils.weight_swaps import weights_to_save
-from composer.callbacks.checkpoint_saver import hold_leases
+from composer.callbacks.checkpoint_saver import CheckpointSaver, hold_leases
 from composer.checkpoint import IgnoreKeys
 from composer.checkpoint.names import check_path
 from composer.checkpoint.storage import without_password
@@ -63,6 +63,7 @@ from composer.trainer.options import (
     TimeArgument,
     check_arguments,
     logged_arguments,
+    warn_of_arguments_without_effect,
 )
 from composer.trainer.plot import plot
 from composer.trainer.precision import resolve_precision
@@ -426,7 +427,9 @@ class Trainer(_RejectsRemovedArguments):
         }
         check_arguments(**arguments)
         defaults = Trainer.__init__.__kwdefaults__ or {}
-        load.check_used(defaults)
+        load.check_branch()
+        has_saver = any(isinstance(each, CheckpointSaver) for each in ensure_tuple(callbacks))
+        warn_of_arguments_without_effect(arguments, defaults, has_saver)
         if branch_duration is not None and max_duration is not None:
             raise ValueError(
                 f"`max_duration` must not be given with `branch_duration`, got {max_duration!r} and "
@@ -453,7 +456,7 @@ class Trainer(_RejectsRemovedArguments):
             }
         construction.bind_profiler(profiler, self.state, device_train_microbatch_size)  # its callbacks come last
         destinations, user_callbacks = construction.build_loggers(logs)
-        self._checkpoint_saver, user_callbacks = construction.build_saver(save, defaults, user_callbacks)
+        self._checkpoint_saver, user_callbacks = construction.build_saver(save, user_callbacks)
         construction.check_uploaders(destinations, self._checkpoint_saver, autoresume)
         if autoresume:
             construction.check_autoresume(self._checkpoint_saver, run_name)
