@@ -359,7 +359,7 @@ def test_arguments_without_effect_are_told_together(make_trainer: MakeTrainer, t
 
 def test_all_wrong_arguments_are_named_in_one_error(make_trainer: MakeTrainer) -> None:
     with pytest.raises(
-        ValueError, match=r"`save_interval` must be positive, .*\n.*`progress_bar` must be True or False"
+        ValueError, match=r"`progress_bar` must be True or False, .*\n`save_interval` must be positive"
     ) as e:
         make_trainer(save_interval=-1, progress_bar="yes")
     assert 2 == len(str(e.value).splitlines())

@@ -151,7 +151,8 @@ class Trainer(_RejectsRemovedArguments):
             to the GPU overlap with computation; the same applies to loaders for evaluation and prediction.
         train_dataloader_label: The label of the training data.
         train_subset_num_batches: End each epoch after this many batches; -1: at the loader's end. Required for an
-            endless loader if `max_duration` is in epochs: otherwise its first epoch never ends.
+            endless loader if `max_duration` is in epochs: otherwise its first epoch never ends. A loader that is known
+            to be endless is then refused, and one without a length is warned of.
         max_duration: How long to train. A duration in seconds (`"90sec"`, `"1h20m"`) is training time, as in
             `state.timestamp.total_wct`: it includes loading data, callbacks and saving, but neither evaluation nor the
             time before the first batch, and a resumed run continues the count of its checkpoint. The run ends after
@@ -165,7 +166,8 @@ class Trainer(_RejectsRemovedArguments):
             SGD(parameters, lr=0.1)`; it may return schedulers of torch, too: `(optimizer, StepLR(optimizer, 10))`. None
             is `DecoupledSGDW(lr=0.1)`, or `AdamW(lr=0.001)` for a module with `loss`, with a warning.
         schedulers: Learning-rate schedulers, of `composer.optim` or of torch. With several optimizers, a schedule of
-            `composer.optim` applies to all; `{optimizer: scheduler}` gives each its own.
+            `composer.optim` applies to all; `{optimizer: scheduler}` gives each its own. A schedule of `composer.optim`
+            sets the rate of batch n from the time of n - 1 batches; torch's schedulers, from n steps.
         scale_schedule_ratio: A factor for `max_duration` and the schedules.
         step_schedulers_every_batch: Step schedulers after every batch, or after every epoch; None: after every batch
             unless one is torch's own.
@@ -175,7 +177,7 @@ class Trainer(_RejectsRemovedArguments):
             `Evaluator` takes precedence.
         eval_subset_num_batches: Batches per evaluation; -1: until the loader ends. Required for an endless loader.
         callbacks: The callbacks.
-        loggers: The loggers.
+        loggers: The loggers. Those in `callbacks` log, too.
         run_name: The run's name; None: the value of `COMPOSER_RUN_NAME` or `RUN_NAME`, or a generated name.
         progress_bar: Show a progress bar.
         log_to_console: Print metrics to the console.
@@ -251,8 +253,12 @@ class Trainer(_RejectsRemovedArguments):
 
     Raises:
         ValueError: An argument has an invalid value; the message says what to do.
-        TypeError: An argument has an invalid type.
+        TypeError: An argument has an invalid type. One error names all arguments that are wrong by themselves.
         FolderInUseError: Another process saves the same files to `save_folder`; see `CheckpointSaver`.
+
+    Warns:
+        UserWarning: Arguments have no effect, because one that they need is missing; parameters are in no optimizer; or
+            a loader has no length, although epochs are counted.
 
     Example:
         >>> from composer.testing import RandomClassificationDataset, SimpleModel
