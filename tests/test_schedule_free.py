@@ -220,10 +220,8 @@ def test_a_step_that_overflows_is_skipped(make: Make) -> None:
     ids=["cosine", "linear", "stable", "function", "constant at first"],
 )
 def test_schedules_that_fall_are_refused(schedule: Any) -> None:
-    trainer = start(schedulers=schedule)
     with pytest.raises(ValueError, match="`schedulers` must not lower the learning rate with `ScheduleFree`"):
-        trainer.fit()
-    trainer.close()
+        start(schedulers=schedule)
 
 
 @pytest.mark.parametrize("schedule", [ConstantScheduler(), ConstantWithWarmupScheduler("3ba")])

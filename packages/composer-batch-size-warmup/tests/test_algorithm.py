@@ -203,6 +203,9 @@ def test_a_batch_sampler_of_torch_is_replaced() -> None:
 def test_an_initial_size_above_that_of_the_loader_is_refused() -> None:
     with pytest.raises(ValueError, match=r"`initial_batch_size` must not be larger than .* 16, got 17"):
         start(BatchSizeWarmup(17), loader_of())
+    state = State(model=SimpleConvModel(), dataloader=loader_of(), algorithms=BatchSizeWarmup(17))
+    with pytest.raises(ValueError, match=r"`initial_batch_size` must not be larger than .* 16, got 17"):
+        Engine(state).run_event(Event.AFTER_LOAD)  # at the end of a Trainer's construction
 
 
 def test_the_same_size_has_no_effect() -> None:

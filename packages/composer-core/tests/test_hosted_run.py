@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 import functools
 import io
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -725,17 +726,51 @@ def test_a_step_that_the_loop_makes_itself_is_told() -> None:
         run.step()
 
 
-@pytest.mark.parametrize("duration", ["10ba", "40sp"])
+@pytest.mark.parametrize("duration", ["10ba", "2ep"])
 @pytest.mark.parametrize("kind", ["exhausted", "empty"])
-def test_a_run_whose_loader_yields_nothing_more_ends_with_an_error(duration: str, kind: str) -> None:
-    loader: Any = iter(batches()) if kind == "exhausted" else []
-    with pytest.raises(RuntimeError, match=f"yielded no batch in epoch .*`max_duration` '{duration}' would never"):
-        train(make(dataloader=loader, max_duration=duration))
+def test_an_epoch_without_batches_is_an_error(duration: str, kind: str) -> None:
+    class Once:
+        def __init__(self) -> None:
+            self.iterator = iter(batches())
+
+        def __len__(self) -> int:
+            return 4
+
+        def __iter__(self) -> Any:
+            return self.iterator
+
+    run = make(dataloader=Once() if kind == "exhausted" else [], max_duration=duration)
+    expected = "1, although it had yielded 4 before: it can be iterated" if kind == "exhausted" else "0. No batches"
+    with pytest.raises(RuntimeError, match=f"yielded no batch in epoch {expected}"):
+        train(run)
 
 
-def test_an_epoch_without_batches_warns_in_a_run_of_epochs() -> None:
-    with pytest.warns(UserWarning, match="no batch in epoch 1, although it had yielded 4 before: it can be iterated"):
-        train(make(dataloader=iter(batches())))
+def test_a_loader_that_may_not_end_is_told_once_if_epochs_are_counted() -> None:
+    with pytest.raises(ValueError, match="`dataloader` must have an end, got a cycle that yields batches forever"):
+        train(make(dataloader=itertools.cycle(batches())))
+
+    class Unsized:
+        def __iter__(self) -> Any:
+            return iter(batches())
+
+    with pytest.warns(UserWarning, match="`dataloader` is a Unsized without a length.*Set `max_duration` in") as caught:
+        train(make(dataloader=Unsized()))
+    assert 1 == len(caught)
+    train(make(dataloader=Unsized(), max_duration="8ba"))
+
+
+def test_an_epoch_longer_than_its_loader_is_told_once() -> None:
+    class Sized(torch.utils.data.IterableDataset[Any]):
+        def __len__(self) -> int:
+            return 4
+
+        def __iter__(self) -> Any:
+            return (batch for batch in batches() for _ in range(2))
+
+    run = make(dataloader=torch.utils.data.DataLoader(Sized(), batch_size=2, collate_fn=lambda pair: pair[0]))
+    with pytest.warns(UserWarning, match="yields more batches than its length, 2.*Correct the `__len__`") as caught:
+        train(run)
+    assert 1 == len(caught)
 
 
 def test_a_data_set_is_not_a_loader() -> None:

@@ -213,6 +213,14 @@ def test_averages_of_another_shape_are_refused() -> None:
         compute_ema(large, EMAParameters(small))
 
 
+def test_averages_of_another_model_are_refused() -> None:
+    other = torch.nn.Sequential(torch.nn.Linear(1, 2))
+    with pytest.raises(
+        ValueError, match=r"`ema_model` must have the parameters of `model` .* got a Sequential that has"
+    ):
+        compute_ema(torch.nn.Linear(1, 2), other)
+
+
 def test_averages_in_the_model_are_not_updated() -> None:
     model = torch.nn.Linear(1, 1)
     averages = EMAParameters(model)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 from math import cos, pi
@@ -54,7 +55,7 @@ TABLE: list[tuple[ComposerScheduler, float, Mapping[str, float]]] = [
     (StepScheduler("40sp"), 1.0, {"9ba": 1, "10ba": 0.1}),
     (StepScheduler("1000tok"), 2.0, {"19ba": 1, "20ba": 0.1}),
     (MultiStepScheduler(["10ba", "30ba", "70ba"]), 1.0, {"9ba": 1, "10ba": 0.1, "69ba": 0.01, "70ba": 0.001}),
-    (MultiStepScheduler(["30ba", "10ba"], gamma=0.5), 1.0, {"9ba": 1, "10ba": 0.5, "30ba": 0.25}),
+    (MultiStepScheduler(["10ba", "30ba"], gamma=0.5), 1.0, {"9ba": 1, "10ba": 0.5, "30ba": 0.25}),
     (MultiStepScheduler(["1ep", "0.003dur", "20000sp"]), 1.0, {"999ba": 1, "1ep": 0.1, "3ep": 0.01, "5ep": 0.001}),
     (MultiStepScheduler(["100ba", "1ep"]), 0.25, {"24ba": 1, "25ba": 0.1, "249ba": 0.1, "250ba": 0.01}),
     (MultiStepScheduler([]), 1.0, {"0ba": 1, "1000ep": 1}),
@@ -249,6 +250,38 @@ def test_a_warmup_of_nothing_warns(make: Callable[[str], ComposerScheduler], sta
     assert caught[0].filename == __file__
 
 
+@pytest.mark.parametrize(
+    ("schedule", "names"),
+    [
+        *((make("50ba"), "`t_warmup`") for make in WARMING),
+        (WarmupStableDecayScheduler("6ba", "8ba"), "`t_warmup` and .*"),
+    ],
+    ids=str,
+)
+def test_a_warmup_longer_than_the_run_is_warned_of(
+    schedule: ComposerScheduler, names: str, state_of: StateOf, move: Move
+) -> None:
+    state = state_of("10ba")
+    move(state, "5ba")
+    message = (
+        rf"{names} should not be longer than the run, got '(50|14)ba' in a run of '10ba': the full learning rate is"
+    )
+    with pytest.warns(UserWarning, match=message) as caught:
+        factor = schedule(state)
+
+    assert factor == pytest.approx(5 / 50 if names == "`t_warmup`" else 5 / 6 * (1 - math.sqrt(3 / 8)))
+    assert [__file__] == [each.filename for each in caught]
+
+
+@pytest.mark.parametrize("make", [*WARMING[1:], WarmupStableDecayScheduler])
+def test_a_warmup_longer_than_a_given_t_max_is_refused(
+    make: Callable[..., ComposerScheduler], state_of: StateOf
+) -> None:
+    with pytest.raises(ValueError, match="`t_warmup` must not be longer than `t_max`, got '50ba' and an end at '20ba'"):
+        make("50ba", t_max="20ba")(state_of("10ba"))
+    make("15ba", t_max="20ba")(state_of("10ba"))  # the first part of a longer run
+
+
 @pytest.mark.parametrize("t_warmup", ["0ba", "0dur"])
 @pytest.mark.parametrize("make", WARMING)
 def test_a_warmup_of_exactly_zero_is_accepted(
@@ -261,6 +294,14 @@ def test_a_warmup_of_exactly_zero_is_accepted(
 def test_warmup_and_t_max_must_convert_to_one_unit(make: Callable[[str], ComposerScheduler], state_of: StateOf) -> None:
     with pytest.raises(ValueError, match=r"Cannot use warmup scheduler: .* must convert to the same unit, got '10sp'"):
         make("10sp")(state_of())
+
+
+def test_milestones_increase() -> None:
+    message = "`milestones` must be in increasing order, got '60ep' before '30ep'"
+    for make in (MultiStepScheduler, lambda milestones: MultiStepWithWarmupScheduler("1ep", milestones)):
+        with pytest.raises(ValueError, match=message):
+            make(["60ep", "30ep"])
+        make(["30ep", "30ep", "5ba", "40ep"])
 
 
 def test_milestones_may_be_in_other_units_than_the_warmup(state_of: StateOf, move: Move) -> None:
@@ -406,7 +447,10 @@ def test_a_stable_schedule_with_wrong_arguments_is_refused(arguments: dict[str, 
 @pytest.mark.parametrize(
     ("schedule", "message"),
     [
-        (WarmupStableDecayScheduler("600ep", "500ep"), "must not be longer than `t_max` together, got '600000ba' and"),
+        (
+            WarmupStableDecayScheduler("600ep", "500ep", t_max="1000ep"),
+            "`t_warmup` and `t_decay` together must not be longer than `t_max`, got '1100000ba' and",
+        ),
         (WarmupStableDecayScheduler("1ep", "500sp"), "`t_decay` and `t_max` must convert to the same unit"),
         (WarmupStableDecayScheduler("1ba", t_max="10ba"), "must be greater than or equal to max_duration"),
     ],

@@ -81,13 +81,14 @@ def start(make: Make, replaced: bool) -> tuple[Engine, State]:
     return engine, state
 
 
+@pytest.mark.parametrize("event", ["after_load", "fit_start"])
 @pytest.mark.parametrize("replaced", [False, True])
 @pytest.mark.parametrize("name", FALLING)
-def test_a_falling_learning_rate_is_refused(name: str, replaced: bool) -> None:
+def test_a_falling_learning_rate_is_refused(name: str, replaced: bool, event: str) -> None:
     engine, state = start(FALLING[name], replaced)
     before, now = state.schedulers[0].state_dict(), state.timestamp
     with pytest.raises(ValueError, match=r"`schedulers` must not lower the learning rate .* lowers it from \d"):
-        engine.run_event("fit_start")
+        engine.run_event(event)
 
     assert now == state.timestamp
     assert str(before) == str(state.schedulers[0].state_dict())

@@ -155,10 +155,18 @@ class TestMicrobatchSize:
         assert evaluator().device_eval_microbatch_size == 4
         assert evaluator(dataloader=batches).device_eval_microbatch_size == 2
 
-    @pytest.mark.parametrize("size", [3, 0.5])
-    def test_a_number_is_kept(self, size: float) -> None:
+    def test_a_number_is_kept(self) -> None:
+        size = 3
+
         assert size == evaluator(device_eval_microbatch_size=size).device_eval_microbatch_size
         assert size == evaluator(dataloader=[], device_eval_microbatch_size=size).device_eval_microbatch_size
+
+    def test_a_fraction_needs_a_function_that_splits_batches(self) -> None:
+        with pytest.raises(ValueError, match=r"`device_eval_microbatch_size` must be an integer .* got 0\.5"):
+            evaluator(device_eval_microbatch_size=0.5)
+        split = DataSpec([], split_batch=lambda batch, size: [batch])
+
+        assert 0.5 == evaluator(dataloader=split, device_eval_microbatch_size=0.5).device_eval_microbatch_size
 
     def test_auto_starts_with_the_batch_size(self) -> None:
         with pytest.warns(UserWarning, match="`device_eval_microbatch_size='auto'` may potentially fail"):

@@ -6,7 +6,6 @@ import datetime
 import decimal
 import enum
 import fractions
-import logging
 import os
 import re
 import uuid
@@ -369,17 +368,6 @@ def test_the_savers_own_arguments_are_checked() -> None:
         CheckpointSaver(num_concurrent_uploads=0)
     with pytest.raises(ValueError, match="upload_timeout_in_seconds"):
         CheckpointSaver(upload_timeout_in_seconds=0)
-
-
-def test_arguments_without_effect_are_told(
-    make_trainer: MakeTrainer, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO, "composer")
-    make_trainer(save_interval="2ba", load_weights_only=True, load_strict_model_weights=False)
-    assert "`save_interval` has no effect without `save_folder`: nothing is saved." in caplog.messages
-    assert "`load_weights_only`, `load_strict_model_weights` has no effect without `load_path`" in caplog.text
-    with pytest.warns(UserWarning, match="`CheckpointSaver`, whose arguments are used"):
-        make_trainer(callbacks=CheckpointSaver(tmp_path), save_folder=tmp_path)
 
 
 def test_a_saver_of_ones_own_is_used(make_trainer: MakeTrainer, tmp_path: Path) -> None:

@@ -260,7 +260,8 @@ class Stream(torch.utils.data.IterableDataset[Any]):
 
 def test_a_stream_without_length_has_epochs() -> None:
     stream = torch.utils.data.DataLoader(Stream(), batch_size=8)
-    trainer = trained(stream)
+    with pytest.warns(UserWarning, match="without a length"):
+        trainer = trained(stream)
     assert (trainer.state.timestamp.epoch, trainer.state.timestamp.batch) == ("2ep", "8ba")
     deep_compare(weights(trainer), weights(trained()))
 
@@ -282,7 +283,9 @@ def test_the_length_of_a_stream_is_an_estimate() -> None:
         return torch.utils.data.DataLoader(Sized(), batch_size=10, num_workers=2)
 
     assert len(make()) == 3
-    trainer = trained(make(), max_duration="2ep")
+    with pytest.warns(UserWarning, match=r"more batches than its length, 3\..*Each of its 2 workers may") as caught:
+        trainer = trained(make(), max_duration="2ep")
+    assert len(caught) == 1
     assert (trainer.state.timestamp.batch, trainer.state.timestamp.sample) == ("8ba", "44sp")
     assert sum(len(outputs) for outputs in trainer.predict(make())) == 22
     assert trainer.state.eval_timestamp.sample == 22

@@ -198,12 +198,29 @@ def test_a_torch_scheduler_that_gives_nan_is_refused(make_trainer: MakeTrainer) 
         make_trainer(model=model, optimizers=optimizer, schedulers=scheduler).fit()
 
 
-def test_a_warmup_is_not_longer_than_the_run(make_trainer: MakeTrainer) -> None:
-    with pytest.raises(ValueError, match="`t_warmup` must not be longer than `t_max`"):
-        make_trainer(schedulers=LinearWithWarmupScheduler(t_warmup="50ep"))
-    with pytest.raises(ValueError, match="`t_warmup` must not be longer than the run"):
-        make_trainer(schedulers=MultiStepWithWarmupScheduler(t_warmup="50ep", milestones=["60ep"]))
-    make_trainer(schedulers=LinearWithWarmupScheduler(t_warmup="50ep", t_max="100ep"))  # the first part of a longer run
+def test_a_trial_of_one_batch_is_warned_of_a_longer_warmup(make_trainer: MakeTrainer) -> None:
+    for schedule in (LinearWithWarmupScheduler("50ep"), MultiStepWithWarmupScheduler("50ep", ["60ep"])):
+        with pytest.warns(
+            UserWarning, match="`t_warmup` should not be longer than the run, got '200ba' in a run of '1ba'"
+        ):
+            make_trainer(schedulers=schedule, max_duration="1ba").fit()
+
+
+def test_several_loaders_are_not_a_loader(make_trainer: MakeTrainer) -> None:
+    for several in (tuple, list):
+        with pytest.raises(
+            TypeError, match=rf"`train_dataloader` must be one loader, got a {several.__name__} of 2\. Join"
+        ):
+            make_trainer(train_dataloader=several([make_trainer.loader(), make_trainer.loader()]))
+
+
+def test_a_logger_among_the_callbacks_logs(make_trainer: MakeTrainer) -> None:
+    logger = InMemoryLogger()
+    make_trainer(callbacks=logger).fit()
+
+    assert 8 == len(logger.data["loss/train/total"])
+    with pytest.raises(TypeError, match=r"`loggers` must hold `LoggerDestination` objects.* Pass it in `callbacks`\."):
+        make_trainer(loggers=Callback())
 
 
 def test_an_object_is_given_once(make_trainer: MakeTrainer) -> None:

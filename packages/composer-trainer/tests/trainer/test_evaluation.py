@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -199,7 +200,7 @@ def test_predictions_may_be_limited_and_dropped(make_trainer: MakeTrainer) -> No
 
     assert 1 == len(trainer.predict(make_trainer.loader(8), subset_num_batches=1))
     assert [] == trainer.predict(make_trainer.loader(8), return_outputs=False)
-    assert 2 == len(trainer.predict(batch for batch in make_trainer.loader(8)))
+    assert 1 == len(trainer.predict((batch for batch in make_trainer.loader(8)), subset_num_batches=1))
 
 
 @pytest.mark.parametrize("subset", [0, -2, "a", 1.5, True])
@@ -230,7 +231,8 @@ class Batches:
 def test_the_end_of_a_loader_without_a_length_ends_an_evaluation(make_trainer: MakeTrainer, make_loader: Any) -> None:
     stream = io.StringIO()
     loader = make_loader()
-    trainer = make_trainer(eval_dataloader=loader, progress_bar=True, console_stream=stream)
+    with pytest.warns(UserWarning, match="`eval_dataloader` is a .* without a length.*`eval_subset_num_batches="):
+        trainer = make_trainer(eval_dataloader=loader, progress_bar=True, console_stream=stream)
     trainer.fit()
 
     assert trainer.state.eval_timestamp.batch == 3
@@ -240,7 +242,25 @@ def test_the_end_of_a_loader_without_a_length_ends_an_evaluation(make_trainer: M
     trainer.eval(Evaluator(label="other", dataloader=loader), subset_num_batches=2)
 
     assert trainer.state.eval_timestamp.batch == 2
-    assert 3 == len(trainer.predict(loader))
+    with pytest.warns(UserWarning, match="`dataloader` is a .* without a length.*`subset_num_batches="):
+        assert 3 == len(trainer.predict(loader))
+
+
+def test_an_endless_loader_is_evaluated_for_a_number_of_batches(make_trainer: MakeTrainer) -> None:
+    class Endless(itertools.cycle):  # type: ignore[type-arg]
+        """Can be iterated repeatedly, unlike its base class."""
+
+    trainer, endless = make_trainer(eval_subset_num_batches=2, eval_dataloader=Endless(Batches())), Endless(Batches())
+    for use in (
+        lambda: make_trainer(eval_dataloader=endless),
+        lambda: trainer.eval(endless),
+        lambda: trainer.predict(endless),
+    ):
+        with pytest.raises(
+            ValueError, match=r"must have an end, got a Endless that yields batches forever\. Pass the num"
+        ):
+            use()
+    assert 2 == len(trainer.predict(endless, subset_num_batches=2))
 
 
 class Evaluated(Callback):

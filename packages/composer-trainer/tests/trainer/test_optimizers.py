@@ -46,9 +46,24 @@ def test_a_loss_with_parameters_outside_the_model_trains_with_a_warning(make_tra
         make_trainer(model=model, optimizers=optimizer)
 
 
-def test_a_part_of_the_model_may_be_left_out_of_the_optimizer(make_trainer: MakeTrainer) -> None:
+def test_a_part_of_the_model_that_no_optimizer_has_is_named_unless_it_is_frozen(make_trainer: MakeTrainer) -> None:
     model = make_trainer.model()
-    make_trainer(model=model, optimizers=torch.optim.SGD(model.fc2.parameters(), lr=0.1)).fit()
+    optimizer = torch.optim.SGD(model.fc2.parameters(), lr=0.1)
+    named = (
+        r"No optimizer has 2 parameters of the model, .*: 'module.2.weight', 'module.2.bias'.*`requires_grad_\(False\)`"
+    )
+    with pytest.warns(UserWarning, match=named) as caught:
+        make_trainer(model=model, optimizers=optimizer)
+    assert 1 == len(caught)
+    model.fc1.requires_grad_(False)
+    make_trainer(model=model, optimizers=optimizer).fit()
+
+
+def test_a_rate_that_is_a_text_is_refused_at_construction(make_trainer: MakeTrainer) -> None:
+    model = make_trainer.model()
+    groups = [{"params": model.parameters(), "lr": "1e-3"}]
+    with pytest.raises(TypeError, match=r"`optimizers` must have numbers as settings, got lr='1e-3' in SGD"):
+        make_trainer(model=model, optimizers=torch.optim.SGD(groups, lr=0.1))
 
 
 def test_surgery_that_leaves_the_optimizer_behind_is_refused(make_trainer: MakeTrainer) -> None:

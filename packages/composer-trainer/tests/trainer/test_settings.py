@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from shared_runs import generated
 from torch.utils.data import DataLoader, TensorDataset
 
+from composer.callbacks.checkpoint_saver import CheckpointSaver
 from composer.core import Callback, Evaluator, State
 from composer.devices import DeviceCPU
 from composer.loggers import Logger
@@ -260,7 +263,7 @@ def test_schedulers_of_another_optimizer_are_refused(make_trainer: MakeTrainer) 
 
 def test_schedulers_of_a_wrapped_optimizer_are_its_own(make_trainer: MakeTrainer) -> None:
     model = make_trainer.model()
-    first, second = (torch.optim.SGD([parameter], lr=0.1) for parameter in list(model.parameters())[:2])
+    first, second = (torch.optim.SGD(part.parameters(), lr=0.1) for part in (model.fc1, model.fc2))
     schedulers = [torch.optim.lr_scheduler.StepLR(part, 1, gamma=0.1) for part in (first, second)]
     trainer = make_trainer(model=model, optimizers=Both(first, second), schedulers=schedulers, max_duration="1ep")
     trainer.fit()
@@ -281,6 +284,7 @@ def test_several_epochs_of_a_generator_are_refused_at_construction(make_trainer:
         make_trainer(eval_dataloader=once(batches), eval_subset_num_batches=2)
 
 
+@pytest.mark.filterwarnings("ignore:`train_dataloader` is a generator without a length:UserWarning")
 def test_a_generator_may_be_trained_for_one_epoch_or_less(make_trainer: MakeTrainer) -> None:
     for duration in ("1ep", "3ba"):
         trainer = make_trainer(train_dataloader=generated(make_trainer.loader()), max_duration=duration)
@@ -322,8 +326,56 @@ def test_a_list_of_batches_is_one_eval_loader(make_trainer: MakeTrainer) -> None
     assert [evaluator.label for evaluator in trainer.state.evaluators] == ["eval"]
 
 
-def test_evaluation_arguments_without_a_loader_warn(make_trainer: MakeTrainer) -> None:
-    with pytest.warns(UserWarning, match=r"`eval_interval` has no effect without `eval_dataloader`"):
-        make_trainer(eval_interval="2ba")
-    with pytest.warns(UserWarning, match=r"`eval_subset_num_batches` has no effect"):
-        make_trainer(eval_subset_num_batches=2)
+def test_arguments_without_effect_are_told_together(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    message = (
+        "Arguments have no effect: `train_subset_num_batches` without `train_dataloader`; `eval_interval`, "
+        "`eval_subset_num_batches` without `eval_dataloader`; `log_traces` without `progress_bar` or `log_to_console`; "
+        "`load_weights_only`, `load_strict_model_weights` without `load_path` or `autoresume`; `save_filename`, "
+        "`save_overwrite`, `save_interval`, `save_num_checkpoints_to_keep` without `save_folder`. Leave them out, or "
+        "add what they need."
+    )
+    with pytest.warns(UserWarning, match="Arguments have no effect") as caught:
+        make_trainer(
+            train_dataloader=None,
+            train_subset_num_batches=2,
+            eval_interval="2ba",
+            eval_subset_num_batches=2,
+            log_traces=True,
+            load_weights_only=True,
+            load_strict_model_weights=False,
+            save_filename="{batch}.pt",
+            save_overwrite=True,
+            save_interval=2,
+            save_num_checkpoints_to_keep=np.int64(2),
+        )
+    assert [message] == [str(each.message) for each in caught]
+    assert caught[0].filename.endswith("conftest.py")  # where `Trainer(...)` stands
+    with pytest.warns(
+        UserWarning, match="effect: `save_folder`, `save_interval` with a `CheckpointSaver` in `callbacks`"
+    ):
+        make_trainer(callbacks=CheckpointSaver(tmp_path), save_folder=tmp_path, save_interval="2ba")
+    make_trainer(eval_interval=0, train_subset_num_batches=np.int64(-1), save_metrics=True)
+
+
+def test_all_wrong_arguments_are_named_in_one_error(make_trainer: MakeTrainer) -> None:
+    with pytest.raises(
+        ValueError, match=r"`progress_bar` must be True or False, .*\n`save_interval` must be positive"
+    ) as e:
+        make_trainer(save_interval=-1, progress_bar="yes")
+    assert 2 == len(str(e.value).splitlines())
+    with pytest.raises(TypeError, match=r"`progress_bar`.*\n.*`seed` must be an integer"):
+        make_trainer(progress_bar="yes", seed="a")
+
+
+def test_the_microbatch_size_of_the_constructor_is_kept_for_a_loader_of_fit(make_trainer: MakeTrainer) -> None:
+    trainer = make_trainer(train_dataloader=None, device_train_microbatch_size=2)
+    trainer.fit(train_dataloader=make_trainer.loader())
+
+    assert 2 == trainer.state.device_train_microbatch_size
+
+
+def test_a_fraction_of_a_sample_needs_a_function_that_splits_batches(make_trainer: MakeTrainer) -> None:
+    with pytest.raises(
+        ValueError, match=r"`device_train_microbatch_size` must be an integer .*, got 2\.5\. Pass `split_batch"
+    ):
+        make_trainer(device_train_microbatch_size=2.5)

@@ -269,7 +269,7 @@ def test_a_schedule_of_a_foreign_optimizer_is_refused(make_trainer: MakeTrainer)
     scheduler = LambdaLR(second, lambda step: 1.0)
 
     with pytest.raises(ValueError, match="must have the run's optimizers as keys, got AdamW"):
-        make_trainer(model=model, optimizers=first, schedulers={second: LinearScheduler()})
+        make_trainer(model=model, schedulers={second: LinearScheduler()})
     with pytest.raises(ValueError, match="must give a torch scheduler to the optimizer that it was made for"):
         make_trainer(model=model, optimizers=[first, second], schedulers={first: scheduler})
 

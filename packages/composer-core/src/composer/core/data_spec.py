@@ -3,36 +3,37 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import math
 import operator
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from numbers import Number
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import Any, SupportsIndex
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate, default_convert
 from torch.utils.data.distributed import DistributedSampler
 
-from composer.core.time import TimeUnit
 from composer.core.types import Batch
 from composer.utils import dist
 from composer.utils.batch_helpers import fields_of, is_batch_dataclass, with_fields
 from composer.utils.numbers import plain_int, plain_number
 
-if TYPE_CHECKING:
-    from composer.core.state import State
-
 __all__ = [
     "DataSpec",
+    "check_ends",
+    "check_microbatch_size",
     "check_yields_batches",
     "default_split_batch",
     "ensure_data_spec",
     "is_endless",
+    "length_of",
     "report_empty_epoch",
     "unchanged",
+    "warn_of_longer_epoch",
 ]
 
 
@@ -262,24 +263,66 @@ def ensure_data_spec(dataloader: DataSpec | Iterable[Batch] | dict[str, Any], ar
     return DataSpec(**dataloader)
 
 
-def report_empty_epoch(state: State, yielded: int) -> None:
-    """Warn that an epoch had no batches.
+def report_empty_epoch(epoch: int, yielded: int) -> None:
+    """Raise RuntimeError, because an epoch had no batches.
 
     Args:
-        state: The state of the run.
-        yielded: The number of batches that its training loader has yielded in earlier epochs.
+        epoch: The number of the epoch.
+        yielded: The number of batches that the training loader has yielded in earlier epochs.
 
     Raises:
-        RuntimeError: `max_duration` is not in epochs, so the run would never end.
+        RuntimeError: Always.
     """
-    limit, now = state.max_duration, state.timestamp
     before = f", although it had yielded {yielded} before: it can be iterated only once" if yielded else ""
-    text = f"The training loader yielded no batch in epoch {now.epochs}{before}"
-    advice = "Pass a `DataLoader`, a list, or another iterable that can be iterated repeatedly."
-    if limit is not None and limit.unit is not TimeUnit.EPOCH:
-        raise RuntimeError(f"{text}, so `max_duration` {str(limit)!r} would never be reached. {advice}")
+    raise RuntimeError(
+        f"The training loader yielded no batch in epoch {epoch}{before}. No batches were trained for "
+        f"global rank {dist.get_global_rank()} in this epoch. Pass a `DataLoader`, a list, or another iterable that "
+        f"can be iterated repeatedly."
+    )
+
+
+def check_ends(argument: str, dataloader: Any, advice: str) -> None:
+    """Check that a loader whose batches are not counted ends; warn if that is unknown, because it has no length.
+
+    Args:
+        argument: The name of the argument, for the message.
+        dataloader: The loader.
+        advice: What to do instead.
+
+    Raises:
+        ValueError: The loader is known to be endless.
+    """
+    if length_of(dataloader) is not None:
+        return
+    kind = type(dataloader).__name__
+    if is_endless(dataloader):
+        raise ValueError(f"`{argument}` must have an end, got a {kind} that yields batches forever. {advice}")
+    if _stages_of(dataloader):  # a WebDataset that reads each shard once
+        return
     warnings.warn(
-        f"{text}. No batches were trained for global rank {dist.get_global_rank()} in this epoch. {advice}",
+        f"`{argument}` is a {kind} without a length, and is iterated until it ends. If it never ends, neither does "
+        f"this program. {advice}",
+        stacklevel=4,
+    )
+
+
+def warn_of_longer_epoch(dataloader: Any, length: int) -> None:
+    """Warn that an epoch has more batches than the loader's length, which only an `IterableDataset` can have.
+
+    Args:
+        dataloader: The training loader.
+        length: Its length in batches.
+    """
+    workers = getattr(dataloader, "num_workers", 0)
+    cause = (
+        f"Each of its {workers} workers may yield the whole dataset: divide it among them in `__iter__`, with "
+        f"`torch.utils.data.get_worker_info()`."
+        if workers > 1
+        else "Correct the `__len__` of its dataset."
+    )
+    warnings.warn(
+        f"The training loader yields more batches than its length, {length}. Schedules and fractions of the run count "
+        f"{length} per epoch, so the learning rate may be at its end already. {cause}",
         stacklevel=3,
     )
 
@@ -333,6 +376,11 @@ def _check_batches(argument: str, batches: Sequence[Any]) -> None:
                 f"tensors of {lengths.pop()} samples each. {_WRAP}"
             )
     for item in batches:
+        if isinstance(item, (DataLoader, DataSpec)):
+            raise TypeError(
+                f"`{argument}` must be one loader, got a {type(batches).__name__} of {len(batches)}. Join the datasets "
+                f"with `torch.utils.data.ConcatDataset([...])`, or write an iterable that yields the batches of each."
+            )
         is_empty = isinstance(item, (tuple, list, dict)) and not item
         if item is None or isinstance(item, Number) or is_empty:
             raise TypeError(
@@ -478,12 +526,26 @@ def _has_arrays(batch: Any) -> bool:
 # ---- pipelines of WebDataset
 
 
+def length_of(sized: Any) -> int | None:
+    """Return the length of a loader or dataset; None if it has none.
+
+    Args:
+        sized: The loader or dataset. The length of a torch loader is that of its dataset, which may have none.
+    """
+    try:
+        return len(sized)
+    except (TypeError, NotImplementedError):
+        return None
+
+
 def is_endless(dataloader: Any) -> bool:
-    """Return True if a loader is known to have no end: a WebDataset that draws shards again and again.
+    """Return True if a loader is known to have no end, such as a WebDataset that draws shards again and again.
 
     Args:
         dataloader: The loader.
     """
+    if isinstance(dataloader, (itertools.cycle, itertools.count)):
+        return True
     first = next(iter(_stages_of(dataloader)), None)
     parts: tuple[Any, ...] = (dataloader, getattr(dataloader, "dataset", None), getattr(first, "dataset", None))
     pipelines = [part for part in parts if _pipeline_of(part)]
@@ -633,6 +695,24 @@ def count_samples(batch: Any) -> int:
             f"Pass `get_num_samples_in_batch` to `DataSpec`."
         )
     return counts.pop()
+
+
+def check_microbatch_size(argument: str, size: float | None, spec: DataSpec) -> None:
+    """Check that a loader's batches can be split into microbatches of a size.
+
+    Args:
+        argument: The name of the argument, for the message.
+        size: The samples in a microbatch; None: the whole batch.
+        spec: The loader.
+
+    Raises:
+        ValueError: `size` is a float, and the loader splits batches by default.
+    """
+    if isinstance(size, float) and spec.split_batch is default_split_batch:
+        raise ValueError(
+            f"`{argument}` must be an integer for a loader that splits batches by default, got {size!r}. Pass "
+            f"`split_batch` to `DataSpec` to split by fractions of a sample."
+        )
 
 
 def _split(item: Any, size: int, samples: int | None) -> list[Any] | None:

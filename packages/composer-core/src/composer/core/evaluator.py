@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar
 
-from composer.core.data_spec import DataSpec, ensure_data_spec
+from composer.core.data_spec import DataSpec, check_microbatch_size, ensure_data_spec
 from composer.core.display import MetricDict
 from composer.core.event import Event
 from composer.core.time import Time, TimeUnit, ensure_time
@@ -75,6 +75,7 @@ class Evaluator:
         if self.auto_microbatching:
             _check_auto_microbatching(self.dataloader)
         self.device_eval_microbatch_size = _microbatch_size(device_eval_microbatch_size, self.dataloader.dataloader)
+        check_microbatch_size("device_eval_microbatch_size", self.device_eval_microbatch_size, self.dataloader)
 
     @property
     def eval_interval(self) -> Callable[[State, Event], bool] | None:

@@ -16,7 +16,14 @@ import torch
 
 from composer.core.algorithm import Algorithm, declared_events, declared_placement
 from composer.core.callback import Callback
-from composer.core.data_spec import DataSpec, check_yields_batches, report_empty_epoch, unchanged
+from composer.core.data_spec import (
+    DataSpec,
+    check_ends,
+    check_yields_batches,
+    report_empty_epoch,
+    unchanged,
+    warn_of_longer_epoch,
+)
 from composer.core.deferred_value import DeferredValue
 from composer.core.effects import CHANGES_BATCH_SIZE, PHRASES, SWAPS_WEIGHTS, Placement
 from composer.core.engine import Engine, Plan
@@ -28,7 +35,7 @@ from composer.core.ordering import ConflictError, Ordering
 from composer.core.precision import Precision, precision_context_of
 from composer.core.saving.optimizers import named
 from composer.core.state import State
-from composer.core.time import TimeInput, Timestamp
+from composer.core.time import TimeInput, Timestamp, TimeUnit
 from composer.models.base import ComposerModel
 from composer.utils import dist
 from composer.utils.iter_helpers import ensure_tuple
@@ -400,14 +407,18 @@ class HostedRun:
         ends with the loader, or when the run is over.
 
         Raises:
-            RuntimeError: Training has not begun, or a batch was not trained; or the loader yields nothing, so that the
-                run would never end.
-            ValueError: The batches of a step have no samples.
+            RuntimeError: Training has not begun, or a batch was not trained; or the loader yields nothing.
+            ValueError: The batches of a step have no samples, or an epoch would never end.
 
         Warns:
-            UserWarning: The loader yields nothing in an epoch.
+            UserWarning: The loader has no length and `max_duration` is in epochs, or it exceeds its length.
         """
         state, spec = self.state, self._spec
+        end, expected = state.max_duration, None
+        if state.timestamp.batches == self._first_batch and state.dataloader_limit is None:
+            expected = state.dataloader_len
+            if end is not None and end.unit is TimeUnit.EPOCH:
+                check_ends("dataloader", state.dataloader, "Set `max_duration` in batches, such as '1000ba'.")
         self.begin_epoch()
         self._random.enter()
         set_epoch = getattr(getattr(state.dataloader, "sampler", None), "set_epoch", None)
@@ -444,6 +455,8 @@ class HostedRun:
                 if self._is_distributed:
                     total = _mean_over_ranks(state, total)
                 self._weights = [share_of(count, total) for count in counts]
+            if expected is not None and state.timestamp.batches_in_epoch == expected.value:
+                warn_of_longer_epoch(state.dataloader, expected.value)
             for batch in group:
                 yield spec.microbatch_transforms(state.device.batch_to_device(batch))
             self._require("the iteration of `epoch`", _EPOCH, hint="Call `loss`, `backward` and `step` for each batch.")
@@ -451,7 +464,7 @@ class HostedRun:
             if length is None or state.timestamp.batches_in_epoch < length:
                 return
         if not state.timestamp.batches_in_epoch:
-            report_empty_epoch(state, state.timestamp.batches - self._first_batch)
+            report_empty_epoch(state.timestamp.epochs, state.timestamp.batches - self._first_batch)
         self.end_epoch()
 
     def _iterate(self, done: int) -> Iterator[Any]:

@@ -13,6 +13,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from composer.core._observed import ObservedList, SteppingList
+from composer.core.data_spec import DataSpec, length_of
 from composer.core.deferred_value import DeferredValue
 from composer.core.display import MetricDict, html_of_state
 from composer.core.passes import PassInput
@@ -32,7 +33,6 @@ from composer.utils.numbers import plain_number
 if TYPE_CHECKING:
     from composer.core.algorithm import Algorithm
     from composer.core.callback import Callback
-    from composer.core.data_spec import DataSpec
     from composer.core.evaluator import Evaluator
     from composer.core.logging import Logger
     from composer.core.profiling import RunProfiler
@@ -337,7 +337,7 @@ class State(Serializable):
     def train_dataloader(self, value: Iterable[Any] | None) -> None:
         self._train_dataloader = value
         # While an evaluation runs, another loader is the active one.
-        self._train_dataloader_len = None if value is None else _length_of(value)
+        self._train_dataloader_len = None if value is None else length_of(value)
         self._load_dataset_state()
 
     def _load_dataset_state(self) -> None:
@@ -369,7 +369,7 @@ class State(Serializable):
     def dataloader_len(self, value: SupportsIndex | Time[int]) -> None:
         if self._dataloader is None:
             raise RuntimeError("`dataloader_len` cannot be set without a loader. Call `set_dataloader` first.")
-        number, own = int(ensure_time(value, TimeUnit.BATCH)), _length_of(self._dataloader)
+        number, own = int(ensure_time(value, TimeUnit.BATCH)), length_of(self._dataloader)
         if number == -1:
             self._set_dataloader_len(own)
             return
@@ -391,7 +391,7 @@ class State(Serializable):
         """
         number = self._dataloader_len
         estimated = isinstance(getattr(self._dataloader, "dataset", None), IterableDataset)
-        return None if estimated and number == _length_of(self._dataloader) else number
+        return None if estimated and number == length_of(self._dataloader) else number
 
     def _set_dataloader_len(self, number: int | None) -> None:
         self._dataloader_len = number
@@ -742,11 +742,3 @@ def _device_of(model: torch.nn.Module) -> Device:
     tensor = next(model.parameters(), next(model.buffers(), None))
     names = {"cpu": "cpu", "cuda": "gpu", "mps": "mps"}
     return get_device(None if tensor is None else names.get(tensor.device.type))
-
-
-def _length_of(dataloader: Any) -> int | None:
-    """Return the number of batches; None if the loader, or the dataset of a torch loader, has no length."""
-    try:
-        return len(dataloader)
-    except (TypeError, NotImplementedError):
-        return None

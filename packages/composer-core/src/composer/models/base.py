@@ -52,9 +52,9 @@ class ComposerModel(torch.nn.Module, abc.ABC):
     optimizers of the Trainer take turns in every batch: optimizer i steps after its own forward and backward pass,
     before which `begin_turn(i)` is called, so that `forward` and `loss` can compute the loss of one network.
 
-    With an attribute `ignore_index`, or a `loss_fn` that has one, microbatches and ranks are weighted by the labels of a
-    batch that are something else, which are those that the mean of the loss is over. With `shift_labels = True` the
-    first label of each row does not count either. Otherwise they are weighted by their samples.
+    Microbatches and ranks are weighted by the labels that the mean of the loss is over: those that differ from the
+    attribute `ignore_index` of the model or of its `loss_fn`, and without the first label of each row with
+    `shift_labels = True`. If neither has the attribute, they are weighted by their samples.
 
     Attributes:
         logger: The logger of the Trainer that trains this model, or None. It is copied, but not pickled.

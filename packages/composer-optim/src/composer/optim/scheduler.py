@@ -2,6 +2,11 @@
 
 Times are given in epochs ("10ep"), batches ("500ba"), samples, tokens, or as a fraction of the run ("0.5dur"), and in
 seconds only if `max_duration` is. A scale schedule ratio (`ssr`) below 1 shortens all of them together with the run.
+
+The Trainer steps schedulers after a batch is trained but before it is counted. So batch n, counted from 0, is trained
+with the factor at the time of n - 1 batches, and the first two batches have the same factor: `LinearScheduler` over 8
+batches gives 1, 1, 0.875, 0.75 and so on, and never reaches 0 in training. MosaicML's Composer does the same, so equal
+programs train equally. Torch's schedulers count their own steps: batch n has the rate of n steps.
 """
 
 from __future__ import annotations
@@ -15,6 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from inspect import Parameter
+from itertools import pairwise
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -144,8 +150,11 @@ class MultiStepScheduler(Schedule):
     """A factor that is multiplied by gamma at every milestone: `gamma ** (number of milestones <= t)`.
 
     Args:
-        milestones: Times of the changes, in any order and in any units.
+        milestones: Times of the changes, in increasing order; they may have different units.
         gamma: The factor of one change.
+
+    Raises:
+        ValueError: Two milestones of one unit decrease.
     """
 
     def __init__(self, milestones: Sequence[str | Time[Any]], gamma: float = 0.1) -> None:
@@ -335,6 +344,11 @@ class _WithWarmup(Schedule):
         check_flags(scale_warmup=scale_warmup)
         self.scale_warmup = scale_warmup
 
+    @property
+    def _is_fixed(self) -> bool:
+        """True if the schedule ends at a fixed time, not at a fraction of the run."""
+        return self.t_max.unit is not TimeUnit.DURATION
+
     def _progress(self, state: State, ssr: float) -> Callable[[], tuple[float, float]]:
         """Return a function that returns the height of the ramp and the completed fraction x of the schedule after it.
 
@@ -348,7 +362,8 @@ class _WithWarmup(Schedule):
                 f"{str(end)!r}. Write both in one unit."
             )
         _check_covers_run(end, state)
-        _check_warmup(_convert_time(self.t_warmup, state, ssr) if self.scale_warmup else begin, end, state)
+        top = _convert_time(self.t_warmup, state, ssr if self.scale_warmup else 1.0)
+        _check_warmup("`t_warmup`", top, end, self._is_fixed, stacklevel=5)
         ramp = _ramp(self.t_warmup, self.scale_warmup, state, ssr, stacklevel=5)
         start, length, now = begin.value, end.value - begin.value, _clock(state, end.unit)
 
@@ -366,12 +381,15 @@ class MultiStepWithWarmupScheduler(Schedule):
 
     Args:
         t_warmup: Length of the warmup.
-        milestones: Times of the changes, counted from the start of the run.
+        milestones: Times of the changes, counted from the start of the run, in increasing order.
         gamma: The factor of one change.
         scale_warmup: Apply the scale schedule ratio to the ramp.
 
+    Raises:
+        ValueError: Two milestones of one unit decrease.
+
     Warns:
-        UserWarning: When called, if a positive `t_warmup` is rounded to zero.
+        UserWarning: When called, if a positive `t_warmup` is rounded to zero, or is longer than the run.
     """
 
     def __init__(
@@ -388,7 +406,8 @@ class MultiStepWithWarmupScheduler(Schedule):
         self.scale_warmup = scale_warmup
 
     def bind(self, state: State, ssr: float = 1.0) -> Callable[[], float]:
-        _check_warmup(_convert_time(self.t_warmup, state, ssr if self.scale_warmup else 1.0), None, state)
+        top = _convert_time(self.t_warmup, state, ssr if self.scale_warmup else 1.0)
+        _check_warmup("`t_warmup`", top, _end_of_run(state, top.unit), is_fixed=False, stacklevel=4)
         ramp = _ramp(self.t_warmup, self.scale_warmup, state, ssr, stacklevel=4)
         steps = _steps_down(self.milestones, self.gamma, state, ssr)
 
@@ -410,10 +429,10 @@ class LinearWithWarmupScheduler(_WithWarmup):
         scale_warmup: Apply the scale schedule ratio to the ramp.
 
     Raises:
-        ValueError: When called, if `t_max` is shorter than the run or converts to another unit than `t_warmup`.
+        ValueError: When called, if `t_max` is shorter than the run or than `t_warmup`, or converts to another unit.
 
     Warns:
-        UserWarning: When called, if a positive `t_warmup` is rounded to zero.
+        UserWarning: When called, if a positive `t_warmup` is rounded to zero, or longer than a `t_max` in "dur".
     """
 
     def __init__(
@@ -448,10 +467,10 @@ class ConstantWithWarmupScheduler(_WithWarmup):
         scale_warmup: Apply the scale schedule ratio to the ramp.
 
     Raises:
-        ValueError: When called, if `t_max` is shorter than the run or converts to another unit than `t_warmup`.
+        ValueError: When called, if `t_max` is shorter than the run or than `t_warmup`, or converts to another unit.
 
     Warns:
-        UserWarning: When called, if a positive `t_warmup` is rounded to zero.
+        UserWarning: When called, if a positive `t_warmup` is rounded to zero, or longer than a `t_max` in "dur".
     """
 
     def __init__(
@@ -479,10 +498,10 @@ class CosineAnnealingWithWarmupScheduler(_WithWarmup):
         scale_warmup: Apply the scale schedule ratio to the ramp.
 
     Raises:
-        ValueError: When called, if `t_max` is shorter than the run or converts to another unit than `t_warmup`.
+        ValueError: When called, if `t_max` is shorter than the run or than `t_warmup`, or converts to another unit.
 
     Warns:
-        UserWarning: When called, if a positive `t_warmup` is rounded to zero.
+        UserWarning: When called, if a positive `t_warmup` is rounded to zero, or longer than a `t_max` in "dur".
     """
 
     def __init__(
@@ -516,10 +535,10 @@ class PolynomialWithWarmupScheduler(_WithWarmup):
         scale_warmup: Apply the scale schedule ratio to the ramp.
 
     Raises:
-        ValueError: When called, if `t_max` is shorter than the run or converts to another unit than `t_warmup`.
+        ValueError: When called, if `t_max` is shorter than the run or than `t_warmup`, or converts to another unit.
 
     Warns:
-        UserWarning: When called, if a positive `t_warmup` is rounded to zero.
+        UserWarning: When called, if a positive `t_warmup` is rounded to zero, or longer than a `t_max` in "dur".
     """
 
     def __init__(
@@ -572,7 +591,8 @@ class WarmupStableDecayScheduler(_WithWarmup):
             together, or if the times convert to different units.
 
     Warns:
-        UserWarning: When called, if a positive `t_warmup` is rounded to zero.
+        UserWarning: When called, if a positive `t_warmup` is rounded to zero, or if warmup and decay together are
+            longer than a `t_max` in "dur".
 
     Example:
         >>> import torch
@@ -617,11 +637,9 @@ class WarmupStableDecayScheduler(_WithWarmup):
                 f"`t_decay` and `t_max` must convert to the same unit, got {str(self.t_decay)!r}, which converts to "
                 f"{str(length)!r}, and {str(self.t_max)!r}, which converts to {str(end)!r}. Write both in one unit."
             )
-        if begin.value + length.value > end.value:
-            raise ValueError(
-                f"`t_warmup` and `t_decay` must not be longer than `t_max` together, got {str(begin)!r} and "
-                f"{str(length)!r} for {str(end)!r}. Use shorter ones."
-            )
+        if begin.value <= end.value:
+            names, both = "`t_warmup` and `t_decay` together", Time(begin.value + length.value, end.unit)
+            _check_warmup(names, both, end, self._is_fixed, stacklevel=4)
         decay_from, decay_for, now = end.value - length.value, length.value, _clock(state, end.unit)
         alpha_f, cooldown = self.alpha_f, _COOLDOWNS[self.decay]
 
@@ -653,7 +671,14 @@ def _exponent(power: float) -> float:
 def _parse_milestones(milestones: Sequence[str | Time[Any]]) -> list[Time[Any]]:
     if isinstance(milestones, (str, Time)) or not isinstance(milestones, Sequence):
         raise TypeError(f"`milestones` must be a sequence of times, got {milestones!r}. Put it in a list.")
-    return [_parse(milestone, "milestones", zero=True) for milestone in milestones]
+    times = [_parse(milestone, "milestones", zero=True) for milestone in milestones]
+    for time, following in pairwise(times):
+        if time.unit is following.unit and time.value > following.value:
+            raise ValueError(
+                f"`milestones` must be in increasing order, got {str(time)!r} before {str(following)!r}. Every time "
+                f"counts from the start of the run, not from the milestone before it."
+            )
+    return times
 
 
 def _steps_down(milestones: Sequence[Time[Any]], gamma: float, state: State, ssr: float) -> Callable[[], float]:
@@ -799,15 +824,34 @@ def _end_of_run(state: State, unit: TimeUnit) -> Time[Any] | None:
     return end
 
 
-def _check_warmup(t_warmup: Time[Any], end: Time[Any] | None, state: State) -> None:
-    """Raise ValueError if a converted warmup is longer than the schedule, or than the run if `end` is None."""
-    limit = "`t_max`" if end is not None else "the run"
-    end = _end_of_run(state, t_warmup.unit) if end is None else end
-    if end is not None and end.unit is t_warmup.unit and t_warmup.value > end.value:
+def _check_warmup(names: str, length: Time[Any], end: Time[Any] | None, is_fixed: bool, stacklevel: int) -> None:
+    """Check that a warmup is not longer than the schedule; only warn if the schedule's end is that of the run.
+
+    Such an end moves when the run is shortened, for example to a trial of one batch.
+
+    Args:
+        names: The arguments that `length` is the sum of, for the message.
+        length: The converted length.
+        end: The converted end of the schedule, if it is known.
+        is_fixed: The end is an absolute time that was given as `t_max`.
+        stacklevel: The level of the warning.
+
+    Raises:
+        ValueError: The warmup is longer than a fixed `t_max`.
+    """
+    if end is None or end.unit is not length.unit or length.value <= end.value:
+        return
+    lost = "the full learning rate is never reached"
+    if is_fixed:
         raise ValueError(
-            f"`t_warmup` must not be longer than {limit}, got a warmup of {str(t_warmup)!r} and an end at "
-            f"{str(end)!r}: the full learning rate would never be reached. Use a shorter warmup, such as '0.1dur'."
+            f"{names} must not be longer than `t_max`, got {str(length)!r} and an end at {str(end)!r}: {lost}. Use a "
+            f"shorter warmup, such as '0.1dur'."
         )
+    warnings.warn(
+        f"{names} should not be longer than the run, got {str(length)!r} in a run of {str(end)!r}: {lost}. Use a "
+        f"shorter warmup, such as '0.1dur', unless this is only a trial.",
+        stacklevel=stacklevel,
+    )
 
 
 def _check_covers_run(t_max: Time[Any], state: State) -> None:

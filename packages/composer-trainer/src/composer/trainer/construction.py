@@ -13,7 +13,7 @@ import random
 import sys
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol, SupportsIndex
 
 import torch
@@ -330,11 +330,14 @@ def build_loggers(
     for argument, items, kind in (("loggers", destinations, LoggerDestination), ("callbacks", others, Callback)):
         for item in items:
             if not isinstance(item, kind) and not (kind is LoggerDestination and _acts_as_logger(item)):
-                hint = " Pass it in `algorithms`." if isinstance(item, Algorithm) else ""
+                kinds = {"algorithms": Algorithm, "callbacks": Callback}
+                hint = "".join(f" Pass it in `{name}`." for name, other in kinds.items() if isinstance(item, other))
                 raise TypeError(f"`{argument}` must hold `{kind.__name__}` objects, got {described(item)}.{hint}")
     check_distinct("loggers", destinations)
     check_distinct("callbacks", others)
     check_distinct("callbacks` and `loggers", [*destinations, *others])
+    destinations += [each for each in others if isinstance(each, LoggerDestination)]
+    others = [each for each in others if not isinstance(each, LoggerDestination)]
     if options.progress_bar and options.log_to_console:
         warnings.warn(
             "`progress_bar` and `log_to_console` are both on and write over each other. Set one of them to False.",
@@ -379,9 +382,7 @@ def build_uploaders(
     """
     uploaders = [each for each in destinations if isinstance(each, RemoteUploaderDownloader)]
     names = list(getattr(state.profiler, "remote_filenames", ()))
-    # A logger learns its file name when the run begins.
-    watchers = [callback for callback in callbacks if not isinstance(callback, LoggerDestination)]
-    names += [getattr(watcher, "remote_file_name", None) for watcher in watchers]
+    names += [getattr(callback, "remote_file_name", None) for callback in callbacks]
     uris = [name for name in names if isinstance(name, str) and is_uri(name)]
     uris = [uri for uri in uris if not any(uploader.serves(uri) for uploader in uploaders)]
     check_uris(uris, state.run_name)
@@ -418,35 +419,19 @@ def check_uploaders(destinations: Sequence[LoggerDestination], saver: Checkpoint
             )
 
 
-def build_saver(
-    options: SaveOptions, defaults: Mapping[str, Any], callbacks: Sequence[Callback]
-) -> tuple[CheckpointSaver | None, list[Callback]]:
+def build_saver(options: SaveOptions, callbacks: Sequence[Callback]) -> tuple[CheckpointSaver | None, list[Callback]]:
     """Return the saver of a run, and all callbacks with it.
 
     Args:
         options: The Trainer's arguments.
-        defaults: Their defaults.
         callbacks: The user's callbacks, which may include a `CheckpointSaver`.
 
     Raises:
         ValueError: An option is invalid.
     """
-    changed = [f"`{name}`" for name in options.changed(defaults)]
     saver = next((callback for callback in callbacks if isinstance(callback, CheckpointSaver)), None)
-    if saver is not None:
-        if options.save_folder is not None:
-            changed.append("`save_folder`")
-        if changed:
-            warnings.warn(
-                f"`callbacks` contains a `CheckpointSaver`, whose arguments are used; {', '.join(changed)} has no "
-                f"effect.",
-                stacklevel=3,
-            )
+    if saver is not None or options.save_folder is None:
         return saver, list(callbacks)
-    if options.save_folder is None:
-        if changed:
-            log.info("%s has no effect without `save_folder`: nothing is saved.", ", ".join(changed))
-        return None, list(callbacks)
     folder, latest = os.fspath(options.save_folder), options.save_latest_filename
     remote = parse_uri(folder)[2].strip("/") if is_uri(folder) else "{run_name}/checkpoints"
     saver = CheckpointSaver(

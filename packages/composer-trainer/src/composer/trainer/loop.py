@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from composer.core import DataSpec, Engine, Event, State, TimeUnit
-from composer.core.data_spec import report_empty_epoch, unchanged
+from composer.core.data_spec import report_empty_epoch, unchanged, warn_of_longer_epoch
 from composer.core.failed_step import describe_failed_step
 from composer.loggers import DeferredValue, Logger
 from composer.trainer.evaluation import Evaluation
@@ -177,8 +177,12 @@ class FitLoop:
             run_event(Event.EPOCH_START)
             self.logger.log_metrics({"time/epoch": start.epochs})
         set_epoch(state.dataloader, start.epochs)
-        stopped = False
+        stopped, expected = False, -1
+        if start.batches == self._first_batch and not start.batches_in_epoch and state.dataloader_limit is None:
+            expected = -1 if state.dataloader_len is None else state.dataloader_len.value  # only an estimate
         for batch in self._batches():
+            if state.timestamp.batches_in_epoch == expected:
+                warn_of_longer_epoch(state.dataloader, expected)
             self._batch(batch)
             over = self._is_over() if self._is_distributed else state.is_over()
             if over or (state._iteration_length is not None and self._end_iteration_if_over(Event.BATCH_END)):
@@ -186,7 +190,7 @@ class FitLoop:
                 self.position.pause()
                 break
         if state.timestamp.batches == start.batches and start.batches_in_epoch == 0 and not self._stopped_elsewhere:
-            report_empty_epoch(state, state.timestamp.batches - self._first_batch)
+            report_empty_epoch(start.epochs, state.timestamp.batches - self._first_batch)
         if not (stopped or self._stopped_elsewhere) or self.position.ends_at == state.timestamp.batches_in_epoch:
             self._end_epoch()
 

@@ -102,7 +102,7 @@ class OptimizerFactory(Algorithm):
                 f"`optimizers` must be a function that returns one or several `torch.optim.Optimizer`, got one that "
                 f"returns {result!r}. Return for example `torch.optim.AdamW(parameters)`."
             )
-        state.optimizers = build_optimizers(state.model, self.optimizers, covers_model=True)
+        state.optimizers = build_optimizers(state.model, self.optimizers)
 
 
 def _check_takes_parameters(function: Callable[..., Any]) -> None:
@@ -121,9 +121,7 @@ def _check_takes_parameters(function: Callable[..., Any]) -> None:
         ) from None
 
 
-def build_optimizers(
-    model: torch.nn.Module, optimizers: Any, covers_model: bool = False
-) -> list[torch.optim.Optimizer]:
+def build_optimizers(model: torch.nn.Module, optimizers: Any) -> list[torch.optim.Optimizer]:
     """Return the run's optimizers; if none is given, a default with a warning.
 
     The default is `AdamW(lr=0.001)` for any module with a loss, and `DecoupledSGDW(lr=0.1)` for a `ComposerModel`.
@@ -131,10 +129,9 @@ def build_optimizers(
     Args:
         model: The model.
         optimizers: One or several, or None.
-        covers_model: They were made for all parameters of the model, so that one without an optimizer is a mistake.
 
     Raises:
-        TypeError: An object is not an optimizer.
+        TypeError: An object is not an optimizer, or one of its settings is a text instead of a number.
         ValueError: The list is empty, or an optimizer has no parameter of the model, one of another optimizer, or a
             setting that is not finite; or several optimizers run the passes themselves.
     """
@@ -153,7 +150,7 @@ def build_optimizers(
             _check_settings(optimizer)
         check_distinct("optimizers", given)
         _check_passes(given)
-        check_optimizers(given, model, covers_model=covers_model or len(given) > 1)
+        check_optimizers(given, model)
         return given
     parameters = list(model.parameters())
     if not parameters:
@@ -228,12 +225,17 @@ _FINITE = ("lr", "initial_lr", "weight_decay", "momentum", "dampening", "betas",
 
 
 def _check_settings(optimizer: torch.optim.Optimizer) -> None:
-    """Raise ValueError if a setting would make all weights NaN in the first step."""
+    """Raise ValueError if a setting would make all weights NaN in the first step, TypeError if it is a text."""
     for group in optimizer.param_groups:
         for key, value in group.items():
             if key == "params":  # parameters of lazy modules have no shape yet
                 continue
             for number in value if isinstance(value, (tuple, list)) else (value,):
+                if isinstance(number, str) and key in _FINITE:
+                    raise TypeError(
+                        f"`optimizers` must have numbers as settings, got {key}={value!r} in "
+                        f"{type(optimizer).__name__}. Convert it with `float(...)`."
+                    )
                 if not (isinstance(number, float) or (isinstance(number, torch.Tensor) and number.numel() == 1)):
                     continue
                 number = float(number)
@@ -250,19 +252,13 @@ def _check_settings(optimizer: torch.optim.Optimizer) -> None:
                     )
 
 
-def check_optimizers(
-    optimizers: Iterable[torch.optim.Optimizer],
-    model: torch.nn.Module,
-    changed_by: str = "",
-    covers_model: bool = False,
-) -> None:
-    """Check that optimizers train parameters of the model, each its own.
+def check_optimizers(optimizers: Iterable[torch.optim.Optimizer], model: torch.nn.Module, changed_by: str = "") -> None:
+    """Check that optimizers train parameters of the model, each its own; warn of parameters that none has.
 
     Args:
         optimizers: The run's optimizers.
         model: The model that is trained.
         changed_by: What may have changed the model since it was given, for the message; "": nothing.
-        covers_model: A parameter without an optimizer is a mistake. One optimizer alone may leave some out on purpose.
 
     Raises:
         ValueError: An optimizer has no parameter of the model, or one of another optimizer.
@@ -304,7 +300,7 @@ def check_optimizers(
             f"parameters an attribute of the model.".replace("  ", " "),
             stacklevel=5,
         )
-    elif missing and covers_model:
+    elif missing:
         warnings.warn(
             f"{untrained} Add them to one of the `optimizers`, or freeze them with `requires_grad_(False)`.",
             stacklevel=5,

@@ -8,9 +8,9 @@ unchanged.
 from __future__ import annotations
 
 import inspect
-import logging
 import math
 import os
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
@@ -50,9 +50,8 @@ __all__ = [
     "described",
     "logged_arguments",
     "to_time",
+    "warn_of_arguments_without_effect",
 ]
-
-log = logging.getLogger(__name__)
 
 TimeArgument = SupportsIndex | str | Time[Any]
 OptimizerArgument = torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | Callable[[list[torch.nn.Parameter]], Any]
@@ -139,11 +138,8 @@ class LoadOptions:
     autoresume: bool
     branch_duration: TimeArgument | None
 
-    def check_used(self, defaults: Mapping[str, Any]) -> None:
-        """Check the options of a branch, and log those without effect: programs pass whole configurations.
-
-        Args:
-            defaults: The defaults of the Trainer's arguments.
+    def check_branch(self) -> None:
+        """Check the options of a branch.
 
         Raises:
             ValueError: A run branches off nothing, or off weights alone.
@@ -155,10 +151,6 @@ class LoadOptions:
                 "`load_weights_only` must be False with `branch_duration`, got True: a branch continues the optimizers "
                 "and the data. Leave it out, or give `max_duration` to a new run."
             )
-        if self.load_path is None and not self.autoresume:
-            names = [f"`{name}`" for name in _changed(self, defaults)]
-            if names:
-                log.info("%s has no effect without `load_path`: nothing is loaded.", ", ".join(names))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,23 +171,57 @@ class SaveOptions:
     save_monitor_mode: str
     save_async: bool
 
-    def changed(self, defaults: Mapping[str, Any]) -> list[str]:
-        """Return the names of the saver's options that differ from the Trainer's defaults."""
-        # `save_metrics` is an option of the state.
-        return [name for name in _changed(self, defaults) if name not in ("save_folder", "save_metrics")]
+
+_LOADING = (
+    "load_object_store load_weights_only load_strict_model_weights load_progress_bar load_ignore_keys "
+    "load_exclude_algorithms"
+).split()
+_SAVING = (
+    "save_filename save_latest_filename save_overwrite save_interval save_weights_only save_ignore_keys "
+    "save_num_checkpoints_to_keep save_num_best_checkpoints_to_keep save_monitor save_monitor_mode save_async"
+).split()
+
+# Arguments of `Trainer` that have an effect only with one of others, which `fit` cannot give for them.
+_NEEDS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("train_dataloader_label", "train_subset_num_batches"), ("train_dataloader",)),
+    **dict.fromkeys(("eval_interval", "eval_subset_num_batches"), ("eval_dataloader",)),
+    **dict.fromkeys(("console_stream", "log_traces"), ("progress_bar", "log_to_console")),
+    "console_log_interval": ("log_to_console",),
+    **dict.fromkeys(_LOADING, ("load_path", "autoresume")),
+    **dict.fromkeys(_SAVING, ("save_folder",)),
+}
 
 
-def _changed(options: LoadOptions | SaveOptions, defaults: Mapping[str, Any]) -> list[str]:
-    # Types are compared first: a `Time` in batches cannot be compared with "1ep".
-    return [
-        name
-        for name, value in vars(options).items()
-        if type(value) is not type(defaults[name]) or value != defaults[name]
-    ]
+def warn_of_arguments_without_effect(
+    arguments: Mapping[str, Any], defaults: Mapping[str, Any], has_saver: bool
+) -> None:
+    """Warn, once, of all arguments of `Trainer` that differ from their defaults and have no effect.
+
+    Args:
+        arguments: All arguments by name.
+        defaults: Their defaults.
+        has_saver: True if the callbacks contain a `CheckpointSaver`, which has its own arguments.
+    """
+    ignored: dict[str, list[str]] = {}
+    for name, default in defaults.items():
+        value = plain_number(arguments[name])
+        # Types are compared first: a `Time` in batches cannot be compared with "1ep". A zero switches something off.
+        if (type(value) is type(default) and value == default) or (type(value) is int and value == 0):
+            continue
+        needs = _NEEDS.get(name, ())
+        if has_saver and (name == "save_folder" or name in _SAVING):
+            ignored.setdefault("with a `CheckpointSaver` in `callbacks`, whose arguments are used", []).append(name)
+        elif needs and not any(arguments[each] not in (None, False) for each in needs):
+            ignored.setdefault("without " + " or ".join(f"`{each}`" for each in needs), []).append(name)
+    if ignored:
+        reasons = [f"{', '.join(f'`{name}`' for name in names)} {reason}" for reason, names in ignored.items()]
+        warnings.warn(
+            f"Arguments have no effect: {'; '.join(reasons)}. Leave them out, or add what they need.", stacklevel=3
+        )
 
 
 def check_arguments(**arguments: Any) -> None:
-    """Check the types and ranges of arguments of `Trainer` or `Trainer.fit`.
+    """Check the types and ranges of arguments of `Trainer` or `Trainer.fit`; one error names all that are wrong.
 
     Args:
         **arguments: Values by the name of the argument; names without a check are ignored.
@@ -204,10 +230,19 @@ def check_arguments(**arguments: Any) -> None:
         TypeError: A value has the wrong type, or is a class where an object is needed.
         ValueError: A value is out of range.
     """
+    problems: list[TypeError | ValueError] = []
     for name, value in arguments.items():
         check = _CHECKS.get(name)
-        if check is not None:
-            check(name, value)
+        try:
+            if check is not None:
+                check(name, value)
+        except (TypeError, ValueError) as error:
+            problems.append(error)
+    if len(problems) == 1:
+        raise problems[0]
+    if problems:
+        kind = TypeError if all(isinstance(each, TypeError) for each in problems) else ValueError
+        raise kind("\n".join(map(str, problems)))
 
 
 def described(value: Any) -> str:

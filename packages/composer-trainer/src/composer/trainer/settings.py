@@ -22,7 +22,7 @@ from composer.core import (
     TimeUnit,
     ensure_data_spec,
 )
-from composer.core.data_spec import is_endless
+from composer.core.data_spec import check_ends, check_microbatch_size, is_endless, length_of
 from composer.devices import Device
 from composer.models import ComposerModel
 from composer.models.module_with_loss import user_model_name
@@ -57,8 +57,10 @@ class RunSettings:
         self.train_label = "train"
         self.step_every_batch = True
         self.default_microbatch_size: float | None = None  # see `BatchTrainer`
+        self._requested_size: Any = None  # the last `device_train_microbatch_size`
         # Schedulers that need the length of the run to be built, and their ratio.
         self._unbuilt: tuple[_Schedulers, float] | None = None
+        self._unsized: Any = None  # the training loader that `_check_epochs` has already warned about
         self.given_schedulers: Sequence[Any] = ()
 
     @property
@@ -104,7 +106,12 @@ class RunSettings:
         if requested == "auto":
             check_not_profiled(state.profiler, requested)
             check_not_sharded("device_train_microbatch_size", state)
+        if requested is None:
+            requested = self._requested_size
+        self._requested_size = requested
         size, auto = _microbatch_size(requested, self.train_spec, state.device)
+        if self.train_spec is not None:
+            check_microbatch_size("device_train_microbatch_size", size, self.train_spec)
         state.device_train_microbatch_size, state.auto_microbatching = size, auto
         self.default_microbatch_size = size if requested is None else None
 
@@ -159,6 +166,9 @@ class RunSettings:
         for evaluator in evaluators:
             self.parallel.check_loader(evaluator.dataloader.dataloader, "eval_dataloader")
             pin_batches(evaluator.dataloader.dataloader, self.state.device)
+            if evaluator.subset_num_batches == -1:
+                advice = "Pass the number of batches per evaluation: `eval_subset_num_batches=...`."
+                check_ends("eval_dataloader", evaluator.dataloader.dataloader, advice)
         self._add_metrics(evaluators)
         return evaluators
 
@@ -304,22 +314,28 @@ class RunSettings:
             state.scaler = kind(state.device.torch_type)
 
     def _check_epochs(self) -> None:
-        """Raise ValueError for several epochs over an iterator, or an epoch that has no end."""
+        """Check that `max_duration` in epochs ends: a loader may yield only one epoch, or one that never ends.
+
+        Raises:
+            ValueError: The loader is an iterator, for several epochs, or is known to be endless.
+        """
         state, limit = self.state, self.state.max_duration
         if limit is None or limit.unit is not TimeUnit.EPOCH or self.train_spec is None:
             return
         loader, epochs = self.train_spec.dataloader, limit.value - state.timestamp.epoch.value
-        if epochs > 1 and _is_iterator(loader):
+        if epochs > 1 and _is_iterator(loader) and not is_endless(loader):
             raise ValueError(
                 f"`train_dataloader` must be a loader that can be iterated {epochs} times for `max_duration` "
                 f"{str(limit)!r}, got a {type(loader).__name__}, which can be iterated only once. Pass a `DataLoader`, "
                 f"a list, or another iterable that can be iterated repeatedly."
             )
-        if epochs > 0 and state.dataloader_limit is None and is_endless(loader):
-            raise ValueError(
-                f"`train_dataloader` must have an end for `max_duration` {str(limit)!r}, got a {type(loader).__name__} "
-                f"that draws shards again and again: its first epoch would never end. Add `.with_epoch(...)` to the "
-                f"pipeline, or pass `train_subset_num_batches=...`."
+        if epochs > 0 and state.dataloader_limit is None and loader is not self._unsized:
+            self._unsized = loader
+            check_ends(
+                "train_dataloader",
+                loader,
+                f"Because `max_duration` is {str(limit)!r}, pass `train_subset_num_batches=...`, the number of batches "
+                f"per epoch, or a `max_duration` such as '1000ba'.",
             )
 
 
@@ -356,9 +372,9 @@ def data_spec_of(dataloader: Any, argument: str) -> DataSpec:
         ValueError: It is empty.
     """
     spec = ensure_data_spec(dataloader, argument)
-    if _length(spec.dataloader) == 0:
+    if length_of(spec.dataloader) == 0:
         dataset = getattr(spec.dataloader, "dataset", None)
-        samples = None if dataset is None else _length(dataset)
+        samples = None if dataset is None else length_of(dataset)
         why = "" if not samples else f" Its dataset has {samples} samples: fewer than one batch, and `drop_last` is on."
         raise ValueError(f"`{argument}` must not be empty, got a loader of 0 batches.{why}")
     return spec
@@ -398,11 +414,6 @@ def _build_evaluators(options: EvaluationOptions) -> list[Evaluator]:
             "Mixing Evaluator with other classes is not allowed, please wrap every loader: "
             "`Evaluator(label=..., dataloader=...)`."
         )
-    if not given:
-        if interval not in (0, 1):
-            warnings.warn("`eval_interval` has no effect without `eval_dataloader`.", stacklevel=5)
-        if subset != -1:
-            warnings.warn("`eval_subset_num_batches` has no effect without `eval_dataloader`.", stacklevel=5)
     labels = ["eval" if i == 0 else f"eval_{i}" for i in range(len(given))]
     if len(given) > 1 and kinds == {False}:
         warnings.warn(
@@ -598,10 +609,3 @@ def _as_sequence(value: Any) -> list[Any]:
 
 def _is_data(item: Any) -> bool:
     return isinstance(item, (Evaluator, DataSpec, torch.utils.data.DataLoader))
-
-
-def _length(sized: Any) -> int | None:
-    try:
-        return len(sized)
-    except (TypeError, NotImplementedError):
-        return None

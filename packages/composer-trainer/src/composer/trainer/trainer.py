@@ -16,7 +16,7 @@ import torch
 from tqdm import tqdm
 
 from composer.algorithms.utils.weight_swaps import weights_to_save
-from composer.callbacks.checkpoint_saver import hold_leases
+from composer.callbacks.checkpoint_saver import CheckpointSaver, hold_leases
 from composer.checkpoint import IgnoreKeys
 from composer.checkpoint.names import check_path
 from composer.checkpoint.storage import without_password
@@ -31,6 +31,7 @@ from composer.core import (
     Time,
     Timestamp,
 )
+from composer.core.data_spec import check_ends
 from composer.core.display import html_of_state
 from composer.core.passes import PassInput
 from composer.devices import Device
@@ -62,6 +63,7 @@ from composer.trainer.options import (
     TimeArgument,
     check_arguments,
     logged_arguments,
+    warn_of_arguments_without_effect,
 )
 from composer.trainer.plot import plot
 from composer.trainer.precision import resolve_precision
@@ -149,7 +151,8 @@ class Trainer(_RejectsRemovedArguments):
             to the GPU overlap with computation; the same applies to loaders for evaluation and prediction.
         train_dataloader_label: The label of the training data.
         train_subset_num_batches: End each epoch after this many batches; -1: at the loader's end. Required for an
-            endless loader if `max_duration` is in epochs: otherwise its first epoch never ends.
+            endless loader if `max_duration` is in epochs: otherwise its first epoch never ends. A loader that is known
+            to be endless is then refused, and one without a length is warned of.
         max_duration: How long to train. A duration in seconds (`"90sec"`, `"1h20m"`) is training time, as in
             `state.timestamp.total_wct`: it includes loading data, callbacks and saving, but neither evaluation nor the
             time before the first batch, and a resumed run continues the count of its checkpoint. The run ends after
@@ -163,7 +166,8 @@ class Trainer(_RejectsRemovedArguments):
             SGD(parameters, lr=0.1)`; it may return schedulers of torch, too: `(optimizer, StepLR(optimizer, 10))`. None
             is `DecoupledSGDW(lr=0.1)`, or `AdamW(lr=0.001)` for a module with `loss`, with a warning.
         schedulers: Learning-rate schedulers, of `composer.optim` or of torch. With several optimizers, a schedule of
-            `composer.optim` applies to all; `{optimizer: scheduler}` gives each its own.
+            `composer.optim` applies to all; `{optimizer: scheduler}` gives each its own. A schedule of `composer.optim`
+            sets the rate of batch n from the time of n - 1 batches; torch's schedulers, from n steps.
         scale_schedule_ratio: A factor for `max_duration` and the schedules.
         step_schedulers_every_batch: Step schedulers after every batch, or after every epoch; None: after every batch
             unless one is torch's own.
@@ -173,7 +177,7 @@ class Trainer(_RejectsRemovedArguments):
             `Evaluator` takes precedence.
         eval_subset_num_batches: Batches per evaluation; -1: until the loader ends. Required for an endless loader.
         callbacks: The callbacks.
-        loggers: The loggers.
+        loggers: The loggers. Those in `callbacks` log, too.
         run_name: The run's name; None: the value of `COMPOSER_RUN_NAME` or `RUN_NAME`, or a generated name.
         progress_bar: Show a progress bar.
         log_to_console: Print metrics to the console.
@@ -251,8 +255,12 @@ class Trainer(_RejectsRemovedArguments):
 
     Raises:
         ValueError: An argument has an invalid value; the message says what to do.
-        TypeError: An argument has an invalid type.
+        TypeError: An argument has an invalid type. One error names all arguments that are wrong by themselves.
         FolderInUseError: Another process saves the same files to `save_folder`; see `CheckpointSaver`.
+
+    Warns:
+        UserWarning: Arguments have no effect, because one that they need is missing; parameters are in no optimizer; or
+            a loader has no length, although epochs are counted.
 
     Example:
         >>> from composer.testing import RandomClassificationDataset, SimpleModel
@@ -427,7 +435,9 @@ class Trainer(_RejectsRemovedArguments):
         }
         check_arguments(**arguments)
         defaults = Trainer.__init__.__kwdefaults__ or {}
-        load.check_used(defaults)
+        load.check_branch()
+        has_saver = any(isinstance(each, CheckpointSaver) for each in ensure_tuple(callbacks))
+        warn_of_arguments_without_effect(arguments, defaults, has_saver)
         if branch_duration is not None and max_duration is not None:
             raise ValueError(
                 f"`max_duration` must not be given with `branch_duration`, got {max_duration!r} and "
@@ -454,7 +464,7 @@ class Trainer(_RejectsRemovedArguments):
             }
         construction.bind_profiler(profiler, self.state, device_train_microbatch_size)  # its callbacks come last
         destinations, user_callbacks = construction.build_loggers(logs)
-        self._checkpoint_saver, user_callbacks = construction.build_saver(save, defaults, user_callbacks)
+        self._checkpoint_saver, user_callbacks = construction.build_saver(save, user_callbacks)
         construction.check_uploaders(destinations, self._checkpoint_saver, autoresume)
         if autoresume:
             construction.check_autoresume(self._checkpoint_saver, run_name)
@@ -937,10 +947,15 @@ class Trainer(_RejectsRemovedArguments):
             The outputs of each batch, on the CPU; an empty list without `return_outputs`.
 
         Raises:
-            ValueError: The loader is empty, or `subset_num_batches` is not a number of batches.
+            ValueError: The loader is empty or endless, or `subset_num_batches` is not a number of batches.
+
+        Warns:
+            UserWarning: The loader has no length, and `subset_num_batches` is -1.
         """
         spec = data_spec_of(dataloader, "dataloader")
         subset = check_subset("subset_num_batches", subset_num_batches)
+        if subset == -1:
+            check_ends("dataloader", spec.dataloader, "Pass the number of batches: `subset_num_batches=...`.")
         pin_batches(spec.dataloader, self.state.device)
         modes = self._evaluation.modes
         return predict(self.state, self.engine, spec, subset, return_outputs, self._parallel, modes)

@@ -194,11 +194,11 @@ class BatchSizeWarmup(Algorithm):
     `DeviceLoader` or `ResumableDataLoader` of `composer.datasets`. Resumption is exact on the same number of ranks. The
     plan, of b, B and D, is saved: another `max_duration` does not change it.
 
-    **Events** INIT; FIT_START; EPOCH_START; BATCH_START, where the size is logged; FIT_END, after which the loader
-    makes batches of full size. **Reads** the timestamp, the length of the run. **Writes** the batch sampler or the
-    `batch_sizes` of `state.dataloader`; `state.dataloader_len` and `state.samples_per_epoch`. **Cost** none.
-    **Compilation** each size may recompile a compiled model: choose "doubling", so that few sizes occur, or
-    microbatches.
+    **Events** INIT; AFTER_LOAD, where the loader is checked; FIT_START; EPOCH_START; BATCH_START, where the size is
+    logged; FIT_END, after which the loader makes batches of full size. **Reads** the timestamp, the length of the run.
+    **Writes** the batch sampler or the `batch_sizes` of `state.dataloader`; `state.dataloader_len` and
+    `state.samples_per_epoch`. **Cost** none. **Compilation** each size may recompile a compiled model: choose
+    "doubling", so that few sizes occur, or microbatches.
 
     **Logs** `batch_size_warmup/batch_size`, of one rank.
 
@@ -217,8 +217,9 @@ class BatchSizeWarmup(Algorithm):
             microbatches are full.
 
     Raises:
-        ValueError: An argument is out of range; at FIT_START, if the loader is of another kind, its batches are smaller
-            than `initial_batch_size`, or the warmup cannot be counted in samples.
+        ValueError: An argument is out of range. At AFTER_LOAD, or FIT_START for a loader that `fit` gets: the loader is
+            of another kind, or its batches are smaller than `initial_batch_size`. At FIT_START: the warmup cannot be
+            counted in samples.
         TypeError: `duration` is not a time.
 
     Example:
@@ -230,7 +231,9 @@ class BatchSizeWarmup(Algorithm):
     Differs: the learning rate is left to its schedule.
     """
 
-    events = frozenset({Event.INIT, Event.FIT_START, Event.EPOCH_START, Event.BATCH_START, Event.FIT_END})
+    events = frozenset(
+        {Event.INIT, Event.AFTER_LOAD, Event.FIT_START, Event.EPOCH_START, Event.BATCH_START, Event.FIT_END}
+    )
     placement = Placement(provides={CHANGES_BATCH_SIZE}, excludes={CHANGES_BATCH_SIZE})
 
     def __init__(
@@ -255,6 +258,10 @@ class BatchSizeWarmup(Algorithm):
         """Replace the batch sampler, set the number of samples before the epoch, or log the size."""
         if event is Event.INIT:
             self._plan = None  # that of another run
+            return
+        if event is Event.AFTER_LOAD:
+            if state.dataloader is not None and self._plan is None:
+                self._check_size(_check_loader(state.dataloader))
             return
         if event is Event.BATCH_START:
             if logger.destinations and self._plan is not None:
@@ -318,10 +325,7 @@ class BatchSizeWarmup(Algorithm):
     def _make_plan(self, state: State) -> dict[str, Any]:
         loader = state.dataloader
         final, initial = _check_loader(loader), self.initial_batch_size
-        if initial > final:
-            raise ValueError(
-                f"`initial_batch_size` must not be larger than the batch size of the loader, {final}, got {initial}."
-            )
+        self._check_size(final)
         if initial == final:
             warn_no_effect(f"`BatchSizeWarmup` changed nothing: the batch size of the loader is {final}, too.")
         microbatch = state.device_train_microbatch_size
@@ -335,6 +339,13 @@ class BatchSizeWarmup(Algorithm):
             "shape": self.shape,
             "multiple_of": multiple_of,
         }
+
+    def _check_size(self, final: int) -> None:
+        if self.initial_batch_size > final:
+            raise ValueError(
+                f"`initial_batch_size` must not be larger than the batch size of the loader, {final}, got "
+                f"{self.initial_batch_size}."
+            )
 
     def _num_samples(self, state: State) -> int:
         """Return the length of the warmup in samples of one rank."""

@@ -278,7 +278,7 @@ class Pairs:
         """Pair the parameters and buffers of a model with those of the same name in another one.
 
         Raises:
-            ValueError: Their shapes differ.
+            ValueError: Their shapes differ, or no name is in both.
         """
         pairs, averages = cls(), average.state_dict()
         copied = {name for name, _ in model.named_buffers() if not is_averaged_buffer(name)}
@@ -291,6 +291,12 @@ class Pairs:
                     f"{tuple(averages[name].shape)}. Average models of the same structure."
                 )
             pairs.add(averages[name], tensor, copied=name in copied)
+        if not pairs._groups:
+            raise ValueError(
+                f"`ema_model` must have the parameters of `model` under the same names, got a "
+                f"{type(average).__name__} that has none of those of {type(model).__name__}. Start with a copy: "
+                f"`copy.deepcopy(model)`."
+            )
         return pairs
 
     def add(self, average: torch.Tensor, value: torch.Tensor, *, copied: bool = False) -> None:

@@ -57,7 +57,8 @@ def compute_ema(model: torch.nn.Module, ema_model: torch.nn.Module | EMAParamete
         smoothing: The weight of the average, in [0, 1].
 
     Raises:
-        ValueError: `smoothing` is outside [0, 1], `ema_model` has another type, or shapes differ.
+        ValueError: `smoothing` is outside [0, 1], `ema_model` has another type, shapes differ, or no name is in
+            both models.
         RuntimeError: The averages are swapped into the model, or the shape of a parameter has changed.
 
     Example:

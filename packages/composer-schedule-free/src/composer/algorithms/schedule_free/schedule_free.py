@@ -68,15 +68,14 @@ class ScheduleFree(Algorithm):
     The statistics of batch norm layers belong to y, so they are measured again for x, with `recalibration_batches`
     training batches, once for each x that is swapped in.
 
-    **Events** INIT (replacement); FIT_START, BATCH_START, BATCH_END, EPOCH_END (checks); AFTER_LOAD; EVAL_START,
+    **Events** INIT (replacement); AFTER_LOAD, FIT_START, BATCH_START, BATCH_END, EPOCH_END (checks); EVAL_START,
     PREDICT_START, BATCH_CHECKPOINT, EPOCH_CHECKPOINT, ITERATION_CHECKPOINT, FIT_END (x in); EVAL_END and PREDICT_END
     after x was swapped in for them, and the first of FIT_START, ITERATION_START, EPOCH_START, BEFORE_DATALOADER,
     BATCH_START, EPOCH_END, ITERATION_END (y back). **Reads** the model, the schedulers, the training data, and the
-    `save_interval(state, event)` of callbacks.
-    **Writes** `state.optimizers`; the model's weights, between the swaps and at the end. **Cost** no memory beyond that
-    of AdamW, or of SGD with momentum; a copy of the weights while x is in the model; with batch norm layers, forward
-    passes of `recalibration_batches` batches per x. **Compilation** static: the graphs of the model do not change;
-    recalibration runs uncompiled.
+    `save_interval(state, event)` of callbacks. **Writes** `state.optimizers`; the model's weights, between the swaps
+    and at the end. **Cost** no memory beyond that of AdamW, or of SGD with momentum; a copy of the weights while x is
+    in the model; with batch norm layers, forward passes of `recalibration_batches` batches per x. **Compilation**
+    static: the graphs of the model do not change; recalibration runs uncompiled.
 
     **When not to use it** with a schedule that lowers the learning rate; to fine-tune in a few steps, where the average
     of all weights still holds the first ones; with weights in lower precision than float32 (use `precision` of the
@@ -100,8 +99,8 @@ class ScheduleFree(Algorithm):
 
     Raises:
         ValueError: An argument is out of range. At INIT: an optimizer cannot be replaced, or settings are given for
-            optimizers that are schedule-free already. At FIT_START: a scheduler lowers the learning rate, or there are
-            batch norm layers, but the training data cannot be iterated beside training.
+            optimizers that are schedule-free already. At AFTER_LOAD or FIT_START: a scheduler lowers the learning
+            rate. At FIT_START: there are batch norm layers, but the training data cannot be iterated beside training.
         TypeError: An argument has another type; at INIT, an optimizer is of another kind than AdamW or SGD.
 
     Warns:
@@ -194,6 +193,7 @@ class ScheduleFree(Algorithm):
         if event in (Event.AFTER_LOAD, Event.FIT_START):
             for old, new in self._replaced:  # loading makes new groups; schedulers may have the old optimizer
                 old.param_groups = new.param_groups
+            check_schedulers(state, [group for optimizer in optimizers for group in optimizer.param_groups])
         if event is Event.FIT_START:
             self._start(state, optimizers)
         elif event is Event.BATCH_END:
@@ -243,7 +243,7 @@ class ScheduleFree(Algorithm):
         state.optimizers = optimizers
 
     def _start(self, state: State, optimizers: list[ExactModes]) -> None:
-        """Check the data and the schedulers, set the warmup, and adopt weights that were changed since `fit` ended."""
+        """Check the data and the learning rate, set the warmup, and adopt weights changed since `fit` ended."""
         self._recalibration.check(state)
         replaced = [old for old, _ in self._replaced]
         for scheduler in state.schedulers if self.lr is not None else ():
@@ -259,9 +259,8 @@ class ScheduleFree(Algorithm):
             for group in new.param_groups:
                 if not group["k"]:
                     group["warmup_steps"] = self._warmup_steps(state)
-        groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-        check_schedulers(state, groups)
         length = run_length(state, TimeUnit.BATCH)
+        groups = (group for optimizer in optimizers for group in optimizer.param_groups)
         warmup = max((group.get("warmup_steps", 0) for group in groups), default=0)
         if length is not None and warmup > length:
             warnings.warn(
