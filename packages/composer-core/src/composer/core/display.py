@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["call_of", "html_of_plan", "html_of_state", "name_of_model", "name_of_optimizer", "number"]
 
 _MAX_METRICS = 20  # rows
+_MAX_TEXT = 200  # characters of a value
 _PLAIN = (bool, int, float, str, Time)
 
 
@@ -102,7 +103,7 @@ def _rows_of_state(state: State) -> Iterator[tuple[str, Any]]:
 
 
 def number(value: Any) -> str:
-    """Format a number, or a tensor of one number, with four significant digits; anything else with `str`.
+    """Format a number, or a tensor of one number, with four significant digits; anything else with `str`, shortened.
 
     Example:
         >>> number(0.123456)
@@ -111,4 +112,5 @@ def number(value: Any) -> str:
     try:
         return f"{float(value):.4g}"
     except (TypeError, ValueError):  # not a number, or several
-        return str(value)
+        text = str(value)
+        return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]} ..."
