@@ -7,6 +7,8 @@ import doctest
 import importlib
 import multiprocessing
 import os
+import subprocess
+import sys
 import traceback
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -14,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tools import docstring_blocks
-from tools.readme_blocks import blocks, command_problems, install_problems, run
+from tools.readme_blocks import blocks, command_problems, install_problems, run, script
 from tools.workspace import ROOT, Workspace
 
 WORKSPACE = Workspace()
@@ -35,6 +37,20 @@ SOURCES = [
     for file in sorted(package.source.rglob("*.py"))
     if docstring_blocks.programs(file.read_text(encoding="utf-8"))
 ]
+_CONTRACT = """
+import pytest
+from {module} import {name}
+from composer.testing import AlgorithmContract
+
+
+class Test{name}(AlgorithmContract):
+    def make(self):
+        return {name}()
+
+    @pytest.mark.xfail(reason="it is not in a package", strict=True)
+    def test_the_entry_point_is_this_class(self):
+        super().test_the_entry_point_is_this_class()
+"""
 OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
@@ -115,6 +131,28 @@ def test_a_readme_installs_what_its_examples_import(path: Path) -> None:
     own = path.parent.name if path.parent.name in WORKSPACE.packages else None
 
     assert list(install_problems(path.read_text(encoding="utf-8"), WORKSPACE, own)) == []
+
+
+def test_the_algorithms_of_the_documents_pass_the_contract(tmp_path: Path) -> None:
+    """A class of a document becomes a module with its imports, because processes of several ranks import it."""
+    for number, path in enumerate(READMES):
+        tree = ast.parse(script(path.read_text(encoding="utf-8")))
+        imports = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+        names, classes = {"Algorithm"}, list[ast.ClassDef]()
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef) and names & {ast.unparse(base) for base in node.bases}:
+                names.add(node.name)
+                classes.append(node)
+        if classes:
+            module = f"document_{number}"
+            (tmp_path / f"{module}.py").write_text("\n".join(map(ast.unparse, [*imports, *classes])))
+            tests = [_CONTRACT.format(module=module, name=node.name) for node in classes]
+            (tmp_path / f"test_{module}.py").write_text("".join(tests))
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-rf", str(tmp_path)]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    assert 0 == result.returncode, result.stdout
+    assert "document_" in "".join(file.name for file in tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("path", READMES, ids=lambda path: str(path.relative_to(ROOT)))

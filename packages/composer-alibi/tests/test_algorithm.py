@@ -43,7 +43,7 @@ def cut(batch: Any, scaling: float = 0.25) -> Any:
 
 class TestEvents:
     def test_the_model_is_changed_once_and_every_batch_is_cut(self) -> None:
-        algorithm = Alibi(max_sequence_length=32)
+        algorithm = Alibi(max_sequence_length=32, train_sequence_length_scaling=0.25)
         state, engine = started(algorithm)
         table = state.model.transformer.wpe  # type: ignore[union-attr]
         for _ in range(2):
@@ -157,10 +157,12 @@ class TestBatches:
     def test_batches_without_sequences_stay(self, batch: Any) -> None:
         assert batch is cut(batch)
 
-    def test_a_scaling_of_one_does_not_change_batches(self) -> None:
-        batch = {"input_ids": torch.zeros(2, 8)}
+    def test_by_default_sequences_of_any_length_are_not_cut(self) -> None:
+        state, engine = started(Alibi(max_sequence_length=32))
+        state.batch = batch = {"input_ids": torch.zeros(2, 10)}
+        engine.run_event("after_dataloader")
 
-        assert batch is cut(batch, 1.0)
+        assert batch is state.batch
 
     @pytest.mark.parametrize(("shape", "scaling"), [((2, 10), 0.25), ((2, 8), 0.01), ((1, 8), 0.75)])
     def test_pieces_must_be_whole(self, shape: tuple[int, int], scaling: float) -> None:

@@ -54,7 +54,8 @@ def test_an_experiment_is_read_back_as_logged(start: Any, stored: Any, offline: 
     assert 1 == found.parameters["early"]
     assert ("team", "tests") == (found.about["workspace"], found.about["project_name"])
     table = {"columns": ["prompt", "score"], "data": [["a", "0.5000"], ["b", None]]}
-    assert {"generations.json": (3, table)} == found.assets
+    vector = {"step": 5, "values": [0.0, 0.0, 0.0]}
+    assert {"generations.json": (3, table), "vector.json": (5, vector)} == found.assets
     assert logger.experiment is None
 
 

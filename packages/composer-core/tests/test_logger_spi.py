@@ -33,6 +33,7 @@ from composer.loggers.spi import (
     hold_metrics,
     import_client,
     list_images,
+    read_arrays,
     read_numbers,
     start_copy,
     table_cell,
@@ -423,6 +424,19 @@ def test_a_closed_sender_is_collected(service: Service) -> None:
 )
 def test_only_single_numbers_are_read(value: Any, number: float | None) -> None:
     assert ({} if number is None else {"a": number}) == read_numbers({"a": value})
+
+
+def test_the_last_array_of_each_name_is_read(caplog: pytest.LogCaptureFixture) -> None:
+    half = torch.tensor([0.5, 0.25], dtype=torch.bfloat16)
+    first = {"confusion": torch.zeros(2, 2), "loss": 0.5, "one": torch.ones(1), "curve": (half, [np.ones(3), 7])}
+    last = {"confusion": torch.eye(2), "big": np.zeros(1 << 21), "text": np.array(["a", "b"]), "named": {"a": 1.0}}
+    records = [Logged(first, 1, 0.0), Logged(last, 2, 0.0)]
+
+    found = {name: (step, array.tolist()) for name, (step, array) in read_arrays(records).items()}
+    expected = {"confusion": (2, [[1, 0], [0, 1]]), "curve/0": (1, [0.5, 0.25]), "curve/1/0": (1, [1, 1, 1])}
+    assert expected == found
+    assert "The array big, of shape (2097152,), is too large to be logged." in caplog.text
+    assert {"named/a": 1.0} == read_numbers(last)
 
 
 def test_numbers_of_a_snapshot_are_read(service: Service) -> None:

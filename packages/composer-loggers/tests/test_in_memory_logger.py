@@ -113,6 +113,14 @@ def test_a_timeseries_has_the_metric_and_every_field_of_the_timestamp(start: Any
     ]
 
 
+def test_a_timeseries_of_curves_of_different_lengths_is_an_array_of_objects(memory: InMemoryLogger) -> None:
+    memory.log_metrics({"curve": (torch.ones(2), torch.ones(3)), "confusion": torch.eye(2)})
+    memory.log_metrics({"curve": (torch.ones(4), torch.ones(5)), "confusion": torch.eye(2)})
+
+    assert [(2, 3), (4, 5)] == [tuple(map(len, value)) for value in memory.get_timeseries("curve")["curve"]]
+    assert (2, 2, 2) == memory.get_timeseries("confusion")["confusion"].shape
+
+
 def test_a_timeseries_of_an_unknown_metric_is_refused(memory: InMemoryLogger) -> None:
     memory.log_metrics({"loss": 1.0})
 

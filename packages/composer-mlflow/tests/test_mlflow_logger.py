@@ -206,6 +206,7 @@ def test_tables_and_images_are_artifacts(start: Any, client: Any, arguments: Any
     run.logger.log_table(["prompt", "score"], [["b", None]], "generations")
     run.logger.log_images(torch.rand(2, 3, 4, 6, dtype=torch.bfloat16), "train")
     run.logger.log_images([np.zeros((4, 6), np.uint8), torch.rand(4, 6, 3)], "mixed", channels_last=True)
+    run.logger.log_metrics({"eval/confusion": torch.tensor([[3, 0], [1, 2]])}, 7)
     run.close()
 
     run_id = only_run(client, arguments).info.run_id
@@ -216,6 +217,8 @@ def test_tables_and_images_are_artifacts(start: Any, client: Any, arguments: Any
     path = client.download_artifacts(run_id, "train_0_1.png", str(tmp_path))
     with Image.open(path) as picture:
         assert picture.size == (6, 4)
+    matrix = client.download_artifacts(run_id, "eval/confusion_7.json", str(tmp_path))
+    assert {"step": 7, "values": [[3, 0], [1, 2]]} == json.loads(Path(matrix).read_text())
 
 
 def test_images_of_another_shape_are_refused(start: Any, arguments: Any) -> None:

@@ -46,6 +46,9 @@ def test_a_run_is_read_back_as_logged(start: Any, stored: Any, make: Any) -> Non
     assert [(n, (n + 1) / 4) for n in range(5)] == found.series("training/metrics/accuracy")
     assert [(5, 0.5)] == found.series("training/metrics/bf16")
     assert [] == found.of("training/metrics/vector") == found.of("training/metrics/text")
+    [upload] = found.of("training/arrays/vector")
+    [kept] = Path(".neptune").rglob(upload["tmp_file_name"])
+    assert {"step": 5, "values": [0.0, 0.0, 0.0]} == json.loads(kept.read_text())
     hyperparameters = {"early": 1, "lr": 0.1, "sizes": "[1, 2]", "nothing": "None", "nested/a": True}
     assert hyperparameters == {key: found.value(f"training/hyperparameters/{key}") for key in hyperparameters}
     assert 1 == found.value("training/traces/algorithms/MixUp")

@@ -11,6 +11,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from composer.report import write_report
@@ -121,6 +122,18 @@ def test_a_comparison_fits_a_phone(trained: Path, tmp_path: Path, dark: bool) ->
     assert seen["heading"] == "longshort"
     assert seen["curves"] >= 6  # two groups in each of loss, accuracy, speed
     assert set(seen["found"]) == {"rank_zero_seed", "seed"}
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_a_confusion_matrix_is_drawn(record: Any, tmp_path: Path, dark: bool) -> None:
+    run = record("run")
+    run.logger.log_metrics({"metrics/eval/Confusion": np.eye(3), "metrics/eval/PerClass": np.array([0.5, 1.0])})
+    run.close()
+    seen = visit(write_report(tmp_path / "run", tmp_path / "report.html"), dark=dark)
+
+    check_quiet(seen)
+    assert 2 == seen["charts"]
+    assert ["column", "index"] == sorted(seen["before"])
 
 
 def test_many_charts_are_drawn_one_after_another(record: Any, tmp_path: Path) -> None:

@@ -130,6 +130,22 @@ def test_a_hostile_run_is_harmless(record: Any, tmp_path: Path) -> None:
         json.loads(page.scripts[0][1])
 
 
+def test_arrays_are_drawn(record: Any, tmp_path: Path) -> None:
+    run = record()
+    run.logger.log_metrics({"metrics/eval/Confusion": np.array([[3, 0], [1, 2]]), "metrics/eval/PerClass": [0.5]})
+    run.logger.log_metrics({"metrics/eval/PerClass": np.array([0.5, math.nan]), "video": np.zeros((2, 3, 4))})
+    run.logger.log_metrics({f"big/{i}": np.zeros(1 << 20) for i in range(2)})
+    run.close()
+    content = page_of(tmp_path / "run", tmp_path)
+
+    drawn = json.loads(Page(content).scripts[0][1])["charts"]
+    arrays = [chart["values"] for chart in drawn if chart["kind"] == "array"]
+    assert ["2, 2", None, "2, 12"] == [values.get("shape") for values in arrays[:3]]
+    np.testing.assert_array_equal([3, 0, 1, 2], np.frombuffer(base64.b64decode(arrays[0]["bdata"]), "<f4"))
+    np.testing.assert_array_equal([0.5, np.nan], np.frombuffer(base64.b64decode(arrays[1]["bdata"]), "<f4"))
+    assert "1 metric more not drawn: big/1" in content
+
+
 def test_values_that_are_no_numbers_are_flagged(record: Any, tmp_path: Path) -> None:
     run = record()
     run.fit([1.0, math.nan, 0.5, math.inf, 0.25]).evaluate(math.nan).close()

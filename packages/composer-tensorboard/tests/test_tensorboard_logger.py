@@ -64,10 +64,22 @@ def test_all_kinds_of_values(start: Any, curve: Any, events: Any) -> None:
     run.logger.log_metrics({"text": "a", "vector": torch.zeros(2), "none": None, "nested": {"a": 1}})
     run.close()
 
-    assert {*values, "nan"} == set(events().Tags()["scalars"])
+    assert {*values, "nan", "nested/a"} == set(events().Tags()["scalars"])
     for key, (_, expected) in values.items():
         assert [(0, expected)] == curve(key)
     assert math.isnan(curve("nan")[0][1])
+
+
+def test_a_confusion_matrix_is_an_image(start: Any, events: Any) -> None:
+    run = start(TensorboardLogger())
+    run.logger.log_metrics({"confusion": torch.tensor([[4, 0, 0], [0, 2, 0]]), "curves": (torch.ones(2), [0.5])}, 3)
+    run.close()
+
+    assert {"confusion", "curves/0"} == set(events().Tags()["images"])
+    [image] = events().Images("confusion")
+    pixels = np.asarray(Image.open(io.BytesIO(image.encoded_image_string)).convert("L"))
+    assert 3 == image.step
+    assert [[255, 0, 0], [0, 127, 0]] == pixels[40::86, 40::86].tolist()
 
 
 def test_one_bad_value_costs_nothing_else(start: Any, curve: Any) -> None:

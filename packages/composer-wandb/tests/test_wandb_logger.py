@@ -72,13 +72,14 @@ def test_all_kinds_of_values(start: Any, stored: Any, offline: Any) -> None:
         "infinite": (float("inf"), "Infinity"),
     }
     run.logger.log_metrics({key: value for key, (value, _) in values.items()})
-    run.logger.log_metrics({"vector": torch.arange(100.0)})
+    run.logger.log_metrics({"confusion": torch.tensor([[3, 0], [1, 2]]), "nested": {"a": 1}})
     run.close()
 
     [row] = stored()[0].history
     for key, (_, expected) in values.items():
         assert expected == row[key] or str(expected).lower()[:3] == str(row[key]).lower()[:3], key
-    assert row["vector"]["_type"] == "histogram"
+    assert ("table-file", 2, 2) == tuple(row["confusion"][key] for key in ("_type", "nrows", "ncols"))
+    assert 1 == row["nested/a"]
 
 
 def test_one_bad_value_costs_its_step_only(start: Any, stored: Any, offline: Any) -> None:

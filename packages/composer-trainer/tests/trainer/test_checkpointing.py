@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from shared_runs import names, weights
 
+from composer.callbacks import LoadCheckpoint
 from composer.checkpoint import (
     CorruptCheckpointError,
     load_checkpoint,
@@ -61,6 +64,45 @@ def test_a_model_of_other_shape_is_an_error(make_trainer: MakeTrainer, tmp_path:
             make_trainer(model=Grown(), load_path=path, load_weights_only=weights_only)
     with pytest.warns(UserWarning, match="does not match"):
         make_trainer(model=Grown(), load_path=path, load_weights_only=True, load_strict_model_weights=False)
+
+
+def test_a_safetensors_file_is_loaded_as_weights(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    trained = make_trainer()
+    trained.fit()
+    path = tmp_path / "model.safetensors"
+    save_file({key: value.clone() for key, value in trained.state.model.state_dict().items()}, path)
+
+    loaded = make_trainer(load_path=path, model=make_trainer.model())
+    deep_compare(weights(loaded), weights(trained))
+    assert 0 == loaded.state.timestamp.batch
+    called = make_trainer(callbacks=LoadCheckpoint(path))
+    deep_compare(weights(called), weights(trained))
+    with pytest.raises(ValueError, match="holds the weights only"):
+        load_checkpoint(path, loaded.state)
+    path.write_bytes(path.read_bytes()[:-8])
+    with pytest.raises(CorruptCheckpointError, match="is damaged: it cannot be read as safetensors"):
+        make_trainer(load_path=path)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_the_error_for_a_head_of_another_size_says_how_to_leave_it_out(
+    make_trainer: MakeTrainer, tmp_path: Path, strict: bool
+) -> None:
+    make_trainer(save_folder=tmp_path).fit()
+    options: dict[str, Any] = {"load_path": tmp_path / "latest-rank0.pt", "load_weights_only": True}
+    options["load_strict_model_weights"] = strict
+
+    def other() -> Any:
+        model = make_trainer.model()
+        model.fc2 = torch.nn.Linear(model.fc2.in_features, 7)
+        return model
+
+    with pytest.raises(RuntimeError, match="size mismatch") as caught:
+        make_trainer(model=other(), **options)
+    (advice,) = re.findall(r"`load_ignore_keys=(\[.*\])`", str(caught.value))
+    assert "['state/model/fc2.*']" == advice
+    loaded = make_trainer(model=other(), load_ignore_keys=["state/model/fc2.*"], **options)
+    assert 7 == loaded.state.model.fc2.out_features
 
 
 def test_parts_can_be_left_out(make_trainer: MakeTrainer, tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import itertools
+import math
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +15,7 @@ import torch
 from composer.core import Callback, Evaluator, Event, State
 from composer.loggers import InMemoryLogger, Logger
 from composer.testing import EventCounterCallback, RandomClassificationDataset
+from composer.trainer.evaluation import Results
 
 MakeTrainer = Any  # the fixture's class, in conftest.py
 
@@ -299,6 +302,15 @@ def test_fit_replaces_the_label_of_the_training_data(make_trainer: MakeTrainer) 
     trainer.fit(train_dataloader_label="second")
 
     assert (trainer.state.dataloader_label, trainer.state.timestamp.batch) == ("second", 1)
+
+
+def test_a_notebook_shows_a_confusion_matrix_as_a_heat_map_and_shortens_long_values() -> None:
+    matrix, long = torch.tensor([[16.0, 1.0], [math.nan, 24.0]]), [torch.arange(100)]
+    page = Results(eval={"Confusion": matrix, "Curves": long, "Large": torch.zeros(100, 100)})._repr_html_()
+
+    assert ["0.70", "0.46", "0.00", "0.00"] == sorted(re.findall(r"196,(.+?)\)'", page), reverse=True)
+    assert ["16", "1", "nan", "24"] == re.findall(r"\)'>(.+?)</td>", page)
+    assert len(page) < 4000
 
 
 def test_eval_returns_the_values_of_each_loader_and_a_notebook_shows_them(make_trainer: MakeTrainer) -> None:

@@ -22,6 +22,7 @@ from composer.checkpoint.checksum import CorruptCheckpointError, append_checksum
 from composer.checkpoint.durable import atomic_write, scratch_folder, sync_file, temporary_path
 from composer.checkpoint.names import check_file_name
 from composer.checkpoint.safe_load import PlainPickler, safe_torch_load
+from composer.checkpoint.safetensors import read_tensors
 from composer.utils import get_compressor, is_compressed_pt, is_tar
 
 __all__ = ["STATES", "check_file", "read_file", "read_outline", "write_file"]
@@ -71,7 +72,8 @@ def read_file(path: str | os.PathLike[str]) -> tuple[Any, str | None]:
     """Check and load a checkpoint onto the CPU, running no code from it.
 
     Args:
-        path: A file that `write_file` or the reference's trainer wrote.
+        path: A file that `write_file` or the reference's trainer wrote; or weights in a `.safetensors` file, which are
+            returned as a checkpoint that holds nothing but the model.
 
     Returns:
         Its content, and the file name under which it was saved (None if it is not recorded).
@@ -81,7 +83,10 @@ def read_file(path: str | os.PathLike[str]) -> tuple[Any, str | None]:
         CorruptCheckpointError: It is incomplete or modified.
         UnsafeCheckpointError: It holds types whose loading could run code.
     """
-    with _unpacked(Path(path).expanduser()) as plain:
+    file = Path(path).expanduser()
+    if file.suffix == ".safetensors":
+        return {"state": {"model": read_tensors(file)[0]}}, None
+    with _unpacked(file) as plain:
         return safe_torch_load(plain), read_saved_name(plain)
 
 

@@ -23,6 +23,7 @@ from composer.loggers.spi import (
     check_delivery_options,
     end_in_time,
     import_client,
+    read_arrays,
     read_numbers,
     start_copy,
     table_cell,
@@ -50,7 +51,7 @@ class CometMLLogger(ServiceLogger):
 
     Training puts logged values into a queue, and a thread passes them to Comet's client: a step waits neither for Comet
     nor for the device. The step of a value is the number of trained batches. Numbers become metrics; text becomes a
-    field of the tab "Other"; arrays are left out.
+    field of the tab "Other"; an array, such as a confusion matrix, becomes an asset `<name>.json`.
 
     Args:
         workspace: The workspace; None is Comet's setting.
@@ -243,6 +244,9 @@ class CometMLLogger(ServiceLogger):
             for key, text in metrics.items():
                 if isinstance(text, str):
                     experiment.log_other(key, text)
+        for key, (step, array) in read_arrays(records).items():
+            content = io.StringIO(json.dumps({"step": step, "values": array.tolist()}))
+            experiment.log_asset(content, file_name=f"{key}.json", step=step)
 
     def _send_table(self, columns: list[str], rows: list[list[Any]], name: str, step: int | None) -> None:
         cells = [[table_cell(value) for value in row] for row in rows]

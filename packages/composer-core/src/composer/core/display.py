@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["MetricDict", "call_of", "html_of_plan", "html_of_state", "name_of_model", "name_of_optimizer", "number"]
 
 _MAX_METRICS = 20  # rows
+_MAX_TEXT = 200  # characters of a value
 _PLAIN = (bool, int, float, str, Time)
 
 
@@ -136,7 +137,7 @@ def _value_of(metric: Any) -> str:
 
 
 def number(value: Any) -> str:
-    """Format a number, or a tensor of one number, with four significant digits; anything else with `str`.
+    """Format a number, or a tensor of one number, with four significant digits; anything else with `str`, shortened.
 
     Example:
         >>> number(0.123456)
@@ -145,4 +146,5 @@ def number(value: Any) -> str:
     try:
         return f"{float(value):.4g}"
     except (TypeError, ValueError):  # not a number, or several
-        return str(value)
+        text = str(value)
+        return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]} ..."

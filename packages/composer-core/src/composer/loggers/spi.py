@@ -84,9 +84,11 @@ __all__ = [
     "call_in_time",
     "check_delivery_options",
     "end_in_time",
+    "flatten_metrics",
     "hold_metrics",
     "import_client",
     "list_images",
+    "read_arrays",
     "read_numbers",
     "report_failure",
     "start_copy",
@@ -100,8 +102,10 @@ Image = np.ndarray | torch.Tensor
 ImageCopy = Callable[[], np.ndarray]
 """A copy of an array that may still be in progress; calling it waits for the copy and returns it."""
 
+_NESTED = (torch.Tensor, np.ndarray, dict, list, tuple)
 _IMMUTABLE = frozenset({float, int, str, bool, type(None)})
 _FETCH_SECONDS = 0.25  # between two copies from the device, each of everything logged since the last one
+_MAX_ARRAY = 1 << 20  # elements: a confusion matrix of 1024 classes
 _MAX_RECORDS = 1024  # passed to the thread in one batch
 
 _process = [object()]  # another object after a fork; `os.getpid` would take longer than the rest of a call
@@ -589,14 +593,58 @@ def hold_metrics(metrics: Mapping[str, Any]) -> None:
             value.hold()
 
 
+def flatten_metrics(metrics: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Replace dictionaries, and lists that hold arrays, by an entry for each of their values.
+
+    Args:
+        metrics: Values by name, such as the curves of a metric for each class. The names of new entries end in the key
+            or the index: "curve/0".
+    """
+    if not any(isinstance(value, dict | list | tuple) for value in metrics.values()):
+        return metrics
+    flat: dict[str, Any] = {}
+    for name, value in metrics.items():
+        members = value if isinstance(value, dict) else {}
+        if isinstance(value, list | tuple) and any(isinstance(v, _NESTED) for v in value):
+            members = dict(enumerate(value))
+        if members:
+            flat |= flatten_metrics({f"{name}/{key}": member for key, member in members.items()})
+        else:
+            flat[name] = value
+    return flat
+
+
+def read_arrays(records: Sequence[Logged]) -> dict[str, tuple[int, np.ndarray]]:
+    """Return the last array of each name, such as a confusion matrix, with its step; see `flatten_metrics`.
+
+    An array of more than 2**20 elements is left out, with a message in the log.
+
+    Args:
+        records: As the `Sender` passes them.
+    """
+    arrays: dict[str, tuple[int, np.ndarray]] = {}
+    for metrics, step, _ in records:
+        for name, value in flatten_metrics(metrics).items():
+            if isinstance(value, torch.Tensor) and value.layout is torch.strided and value.numel() > 1:
+                value = (value.float() if value.dtype is torch.bfloat16 else value).detach().cpu().numpy()
+            if isinstance(value, np.ndarray) and value.size > 1 and value.dtype.kind in "biuf":
+                if value.size <= _MAX_ARRAY:
+                    arrays[str(name)] = step, value
+                else:
+                    log.warning("The array %s, of shape %s, is too large to be logged.", name, value.shape)
+    return arrays
+
+
 def read_numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
     """Return the metrics that are single numbers, as floats. Waits for values that are on their way from the device.
 
     Args:
-        metrics: A snapshot made by `Sender.put_metrics`, or `Logged.metrics`. Text and larger arrays are left out. An
-            integer beyond the range of floats becomes infinite.
+        metrics: A snapshot made by `Sender.put_metrics`, or `Logged.metrics`. Dictionaries are flattened
+            as by `flatten_metrics`. Text and larger arrays are left out. An integer beyond the range of floats becomes
+            infinite.
     """
-    numbers = {str(k): v if type(v) is float else _as_number(v) for k, v in metrics.items()}
+    flat = flatten_metrics(metrics)
+    numbers = {str(k): v if type(v) is float else _as_number(v) for k, v in flat.items()}
     return {key: number for key, number in numbers.items() if number is not None}
 
 

@@ -102,7 +102,8 @@ class InMemoryLogger(LoggerDestination):
 
         Returns:
             Arrays of one length: the values under `metric`, and for every field of `Timestamp.state_dict()` its values
-            (wall-clock times in seconds).
+            (wall-clock times in seconds). Values that do not form one array, such as curves of different lengths, are
+            an array of objects.
 
         Raises:
             ValueError: Nothing was logged under that name.
@@ -117,7 +118,7 @@ class InMemoryLogger(LoggerDestination):
             for field, time in timestamp.state_dict().items():
                 seconds = time.total_seconds() if isinstance(time, datetime.timedelta) else time
                 columns.setdefault(field, []).append(seconds)
-        return {name: np.array(column) for name, column in columns.items()}
+        return {name: _array(column) for name, column in columns.items()}
 
     def _read_pending(self) -> None:
         """Read all pending values with one copy from the device, and store them."""
@@ -132,6 +133,15 @@ class InMemoryLogger(LoggerDestination):
                 if type(value) is DeferredValue:
                     value = value.value
                 self._data.setdefault(key, []).append((timestamp, value))
+
+
+def _array(column: list[Any]) -> np.ndarray:
+    try:
+        return np.array(column)
+    except (TypeError, ValueError):  # tensors on another device, or lists of different lengths
+        objects = np.empty(len(column), dtype=object)
+        objects[:] = column
+        return objects
 
 
 def _snapshot(value: Any) -> Any:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TextIO
 
+import numpy as np
 import torch
 import tqdm.std
 
@@ -424,6 +426,7 @@ class Bar:
         return self.total
 
     def _set_text(self, values: dict[str, Any]) -> None:
+        values = {name: value for name, value in values.items() if not _is_array(value)}
         names = _short_names(values)
         text = ", ".join(f"{name}={_short(value)}" for name, value in zip(names, values.values(), strict=True))
         self._bar.set_postfix_str(text, refresh=False)
@@ -479,6 +482,15 @@ def _short_names(keys: Iterable[str]) -> list[str]:
     names = [key.split("/")[0 if key.endswith("/total") else -1] for key in keys]
     names = [name if names.count(name) == 1 else key for name, key in zip(names, keys, strict=True)]
     return [name if len(name) <= _NAME else f"{name[: _NAME // 2]}...{name[3 - _NAME // 2 :]}" for name in names]
+
+
+def _is_array(value: Any) -> bool:
+    """Return True for a value that has no place in a line: an array of several numbers, or a collection."""
+    if isinstance(value, DeferredValue):
+        value = value.plain
+    if isinstance(value, np.ndarray | torch.Tensor):
+        return math.prod(value.shape) != 1
+    return isinstance(value, Mapping | list | tuple)
 
 
 def _short(value: Any) -> str:

@@ -23,7 +23,15 @@ import torch
 
 from composer.core import Callback, Plan, State
 from composer.loggers import LoggerDestination, format_log_data_value
-from composer.loggers.spi import Logged, Sender, check_delivery_options, hold_metrics, report_failure
+from composer.loggers.spi import (
+    Logged,
+    Sender,
+    check_delivery_options,
+    flatten_metrics,
+    hold_metrics,
+    read_arrays,
+    report_failure,
+)
 from composer.utils import check_finite, dist, format_name_with_dist, is_uri
 from composer.utils.collect_env import cpu_model
 
@@ -55,10 +63,11 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 class RunRecorder(LoggerDestination):
     """Logger that records a run in a folder, for the command `composer-report` and `read_run` of that package.
 
-    The file `run-rank0.jsonl` has one line of JSON for each record: metrics with step, epoch and seconds;
-    hyperparameters, evaluations, tables; hardware and versions (no environment variables, no names of hosts or users;
-    hyperparameters with the name of a password or key are hidden); the engine's plan; when each algorithm acted, as
-    spans of batches; modules that were replaced; checkpoints; and how the run ended. Images are left out.
+    The file `run-rank0.jsonl` has one line of JSON for each record: metrics with step, epoch and seconds; arrays,
+    such as confusion matrices; hyperparameters, evaluations, tables; hardware and versions (no environment variables,
+    no names of hosts or users; hyperparameters with the name of a password or key are hidden); the engine's plan; when
+    each algorithm acted, as spans of batches; modules that were replaced; checkpoints; and how the run ended. Images,
+    and arrays of more than 2**20 elements, are left out.
 
     Training puts logged values into a queue, and a thread writes them: a step waits neither for the disk nor for the
     device.
@@ -494,26 +503,44 @@ class _RunFile:
         self._file = path.open("ab")
         self._started = started
         self._epoch = 0
+        self._arrays: dict[str, tuple[int, float, np.ndarray]] = {}  # step, seconds and values by name
         if self._file.tell() and not _ends_with_newline(path):
             self._file.write(b"\n")
 
     def write(self, record: dict[str, Any]) -> None:
-        """Write a record."""
+        """Write a record, after the arrays that were logged since the previous one."""
         if record["type"] == "epoch":
             self._epoch = record["epoch"]
-        self._write([record])
+        arrays, self._arrays = self._arrays, {}
+        self._write(
+            [
+                {"type": "array", "seconds": seconds, "name": name, "step": step, "values": _nested(array)}
+                for name, (step, seconds, array) in arrays.items()
+            ]
+            + [record]
+        )
 
     def write_metrics(self, records: Sequence[Logged]) -> None:
-        """Write metrics, those of one step in one line."""
+        """Write metrics, those of one step in one line.
+
+        Only the last array of each name is kept, for the next `write`: a confusion matrix of every training step would
+        fill the disk.
+        """
         lines: list[dict[str, Any]] = []
-        for metrics, step, seconds in records:
+        arrays = read_arrays(records)
+        seconds = round(records[-1].seconds - self._started, 3)
+        self._arrays |= {name: (step, seconds, array) for name, (step, array) in arrays.items()}
+        for logged, step, seconds in records:
+            metrics = flatten_metrics(logged)
             line = lines[-1] if lines else None
             if line is None or line["step"] != step or not line["values"].keys().isdisjoint(metrics):
                 line = {"type": "metrics", "step": step, "epoch": self._epoch}
                 line |= {"seconds": round(seconds - self._started, 3), "values": {}}
                 lines.append(line)
             for key, value in metrics.items():
-                line["values"][str(key)] = _number(value)
+                number = _number(value)
+                if type(number) is not tuple or key not in arrays:
+                    line["values"][str(key)] = number
         for line in lines:
             values = line["values"]
             texts = {key: values.pop(key)[0] for key in [key for key in values if type(values[key]) is tuple]}
@@ -568,6 +595,12 @@ def _number(value: Any) -> Any:
     if isinstance(value, int):
         return int(value)
     return (_short(value if isinstance(value, str) else format_log_data_value(value)),)
+
+
+def _nested(array: np.ndarray) -> Any:
+    """Convert an array to nested lists."""
+    values = array.tolist()
+    return values if array.dtype.kind != "f" or np.isfinite(array).all() else _plain(values)
 
 
 def _float(value: float) -> float | str:

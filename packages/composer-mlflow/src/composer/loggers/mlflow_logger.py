@@ -28,6 +28,7 @@ from composer.loggers.spi import (
     call_in_time,
     check_delivery_options,
     list_images,
+    read_arrays,
     read_numbers,
     report_failure,
     table_cell,
@@ -52,9 +53,10 @@ class MLFlowLogger(ServiceLogger):
     """Logger for an MLflow server or a local store.
 
     Training puts logged values into a queue, and a thread sends them, many values in one request: a step waits neither
-    for the server nor for the device. Numbers become metrics, with the number of trained batches as their step; other
-    metrics (text, arrays) are left out, and so is a value that has not changed since it was sent. Names may consist of
-    letters, digits and `_-. :/`; other characters become dots. NaN and infinity are sent as they are.
+    for the server nor for the device. Numbers become metrics, with the number of trained batches as their step; an
+    array, such as a confusion matrix, becomes an artifact `<name>_<step>.json`. Text is left out, and so is a value
+    that has not changed since it was sent. Names may consist of letters, digits and `_-. :/`; other characters become
+    dots. NaN and infinity are sent as they are.
 
     A run that is resumed from a checkpoint under the same run name continues its MLflow run.
 
@@ -474,9 +476,12 @@ class _MLFlowRun:
         self._params: dict[str, str] = dict(client.get_run(run_id).data.params)
 
     def send(self, records: Sequence[Logged]) -> None:
-        """Send metrics in as few requests as the server allows."""
+        """Send metrics in as few requests as the server allows, and the last array of each name as an artifact."""
         from mlflow.entities import Metric
 
+        for key, (step, array) in read_arrays(records).items():
+            content = {"step": step, "values": array.tolist()}
+            self.client.log_dict(self.run_id, content, f"{self.name(self._rename.get(key, key))}_{step}.json")
         metrics = [
             Metric(name, value, int(seconds * 1000), step)
             for values, step, seconds in records

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import tempfile
@@ -26,6 +27,7 @@ from composer.loggers.spi import (
     end_in_time,
     import_client,
     list_images,
+    read_arrays,
     read_numbers,
     report_failure,
 )
@@ -241,6 +243,8 @@ class NeptuneLogger(ServiceLogger):
     # ---- in the thread of the sender ----
 
     def _send(self, records: Sequence[Logged]) -> None:
+        from neptune.types import File
+
         metrics = self.base_handler["metrics"]
         for values, step, seconds in records:
             for key, number in read_numbers(values).items():
@@ -250,6 +254,9 @@ class NeptuneLogger(ServiceLogger):
                     continue
                 metrics[key].append(number, step=step, timestamp=seconds)
                 self._steps[key] = step
+        for key, (step, array) in read_arrays(records).items():
+            content = json.dumps({"step": step, "values": array.tolist()})
+            self.base_handler[f"arrays/{key}"].upload(File.from_content(content, extension="json"))
 
     def _assign(self, field: str, values: dict[str, Any]) -> None:
         from neptune.utils import stringify_unsupported

@@ -223,6 +223,7 @@ class Run:
         hyperparameters: By name.
         metrics: By name.
         texts: The last logged value of metrics that are not numbers, by name.
+        arrays: The last logged value of metrics that are arrays, such as a confusion matrix, by name.
         evaluations: In order.
         plan: `engine.explain()`.
         algorithms: In the user's order.
@@ -253,6 +254,7 @@ class Run:
     hyperparameters: dict[str, Any] = field(default_factory=dict)
     metrics: dict[str, Series] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
+    arrays: dict[str, np.ndarray] = field(default_factory=dict)
     evaluations: list[Evaluation] = field(default_factory=list)
     plan: list[PlanEntry] = field(default_factory=list)
     algorithms: list[AlgorithmActions] = field(default_factory=list)

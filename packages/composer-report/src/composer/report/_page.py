@@ -45,6 +45,7 @@ _TITLES = {
 _NAV = {
     "results": "Results",
     "curves": "Curves",
+    "arrays": "Arrays",
     "runs": "Runs",
     "algorithms": "Algorithms",
     "rate": "Learning rate",
@@ -167,12 +168,13 @@ def _single(run: Run, all_families: Sequence[Family], charts: Charts) -> list[Ht
         shown, left = _drawn(all_families, key, in_one_chart=True)
         figures = [single.family_figure(family, run, charts) for family in shown]
         times = _times(run) if key == "speed" else None
-        curves.append(single.section(name, title, _figures(figures, key), _left_out(left), times))
+        curves.append(single.section(name, title, _figures(figures, key), single.left_out(left), times))
     packages = run.environment.get("packages", {})
     environment = [[key, value] for key, value in single.environment_rows(run).items()]
     return [
         single.section("results", "Results", single.results_table(run, learning)),
         curves[0],
+        single.arrays_section(run, charts),
         single.algorithms_section(run, charts),
         *curves[1:],
         single.tables_section(run),
@@ -222,12 +224,6 @@ def _drawn(all_families: Sequence[Family], section: str, *, in_one_chart: bool) 
     return drawn, left
 
 
-def _left_out(left: Sequence[str]) -> Html | None:
-    if not left:
-        return None
-    return el("p", f"{count(len(left), 'metric')} more not drawn: ", ", ".join(left), class_="small")
-
-
 def _packages(packages: dict[str, str]) -> Html:
     rows = [[el("code", name), version] for name, version in packages.items()]
     return el("details", el("summary", f"{count(len(rows), 'package')} of composer"), single.table(["", ""], rows))
@@ -238,7 +234,7 @@ def _comparison(groups: Sequence[Group], all_families: Sequence[Family], charts:
     for key, (name, title) in _TITLES.items():
         shown, left = _drawn(all_families, key, in_one_chart=False)
         figures = comparison_figures(groups, shown, charts)
-        curves.append(single.section(name, title, _figures(figures, key), _left_out(left)))
+        curves.append(single.section(name, title, _figures(figures, key), single.left_out(left)))
     return [
         single.section("results", "Results", results_comparison(groups, all_families)),
         curves[0],

@@ -119,6 +119,7 @@ class _Reader:
             hyperparameters=hyperparameters,
             metrics=self._metrics(),
             texts=self._merged("texts"),
+            arrays={record["name"]: np.array(record["values"], dtype=np.float64) for record in self.all("array")},
             evaluations=[_evaluation(record) for record in self.all("evaluation")],
             plan=[PlanEntry(**row) for row in self.last("plan").get("rows", [])],
             algorithms=self._algorithms(hyperparameters),

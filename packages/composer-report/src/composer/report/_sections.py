@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ STATUS = {
 }
 _ROW = 19  # pixels
 _MOST_ROWS = 60
+_MOST_CELLS = 1 << 21  # of all heat maps of a page
 _ORDER = (
     "init before_load after_load fit_start iteration_start epoch_start before_dataloader after_dataloader batch_start "
     "before_train_batch before_forward after_forward before_loss after_loss before_backward after_backward "
@@ -99,6 +100,31 @@ def family_figure(family: Family, run: Run, charts: Charts) -> Html:
     lines = [Line(member, run.metrics[name], run, slot) for slot, (name, member) in enumerate(order)]
     key = order[0][0] if len(order) == 1 else family.key
     return charts.draw(Chart(family.title, key, lines))
+
+
+def arrays_section(run: Run, charts: Charts) -> Html | None:
+    """Return charts of the last arrays: vectors as lines, others, such as confusion matrices, as heat maps.
+
+    The columns of a heat map are all dimensions after the first.
+    """
+    figures, left, cells = [], [], 0
+    for name, array in run.arrays.items():
+        if cells + array.size > _MOST_CELLS:
+            left.append(name)
+            continue
+        cells += array.size
+        data: dict[str, Any] = {"kind": "array", "height": 260, "values": packed(array.ravel()), "rows": len(array)}
+        if array.ndim > 1:
+            data["values"]["shape"] = f"{len(array)}, {array.size // len(array)}"
+        figures.append(charts.place(data, Chart(name.removeprefix("metrics/"), "", ())))
+    return section("arrays", "Arrays", el("div", figures, class_="grid") if figures else None, left_out(left))
+
+
+def left_out(left: Sequence[str]) -> Html | None:
+    """Return a sentence about the metrics that are not drawn."""
+    if not left:
+        return None
+    return el("p", f"{count(len(left), 'metric')} more not drawn: ", ", ".join(left), class_="small")
 
 
 # ---- algorithms ----

@@ -19,14 +19,16 @@ from pathlib import Path
 from typing import Any
 
 import google_crc32c
+import numpy as np
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 from torch.utils.tensorboard.writer import FileWriter
 
-from composer.loggers.spi import ImageCopy, Logged, read_numbers
+from composer.loggers.spi import ImageCopy, Logged, read_arrays, read_numbers
 
 _MASK = 0xFFFFFFFF
+_HEAT_MAP = 256  # pixels of the longer side, at least
 _numbers = itertools.count()  # two files created in the same second need different names
 
 
@@ -122,7 +124,11 @@ class EventWriter:
         self._written = False
 
     def send(self, records: Sequence[Logged]) -> None:
-        """Write scalars and flush the file. All scalars of a step are one event, because each event costs time."""
+        """Write scalars and images of arrays, and flush the file.
+
+        All scalars of a step are one event, because each event costs time. Of several arrays of one name, the last one
+        is written.
+        """
         add = self.writer._get_file_writer().event_writer.add_scalars
         problem: Exception | None = None
         for step, group in groupby(records, key=attrgetter("step")):
@@ -137,6 +143,9 @@ class EventWriter:
                 self._written = True
             except Exception as error:  # noqa: BLE001 - one invalid value must not lose the other steps
                 problem = problem or error
+        for name, (step, array) in read_arrays(records).items():
+            self.writer.add_image(name, _heat_map(array), step, dataformats="HW")
+            self._written = True
         self.writer.flush()
         if problem is not None:
             raise problem
@@ -198,6 +207,16 @@ class EventWriter:
     def close(self) -> None:
         """Flush and close the file."""
         self.writer.close()
+
+
+def _heat_map(array: np.ndarray) -> np.ndarray:
+    """Return an array as a gray image in [0, 1], the largest value white; further dimensions become columns."""
+    values = np.atleast_2d(array).astype(np.float64)
+    values = np.where(np.isfinite(values), values, np.nan).reshape(len(values), -1)
+    low, high = np.nanmin(values, initial=np.inf), np.nanmax(values, initial=-np.inf)
+    values = np.nan_to_num((values - low) / (high - low)) if high > low else np.zeros_like(values)
+    scale = -(-_HEAT_MAP // max(values.shape))
+    return values.repeat(scale, axis=0).repeat(scale, axis=1)
 
 
 def _checksum(data: bytes) -> bytes:

@@ -35,9 +35,9 @@ class TensorboardLogger(LoggerDestination):
 
     The files are in `<log_dir>/<run_name>`; ranks other than 0 use its subfolders `rank<rank>`. Training puts logged
     values into a queue, and a thread writes them: a step waits neither for the disk nor for the device. Numbers become
-    scalars, with the number of trained batches as their step; NaN and infinity are written as they are. Other metrics
-    (text, arrays) are left out, because TensorBoard does not show them. Hyperparameters are on the HPARAMS page, next
-    to the results of the last evaluation.
+    scalars, with the number of trained batches as their step; NaN and infinity are written as they are. Arrays, such as
+    a confusion matrix, become gray images, the largest value white. Text is left out. Hyperparameters are on the
+    HPARAMS page, next to the results of the last evaluation.
 
     If another logger stores files, the event file is passed to it every `flush_interval` batches and at the end, as
     `tensorboard_logs/{run_name}/<event file>-<rank>`, and a new file is started.

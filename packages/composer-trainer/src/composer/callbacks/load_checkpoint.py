@@ -24,7 +24,7 @@ class LoadCheckpoint(Callback):
 
     Args:
         load_path: The checkpoint: a local path or a URI; a format string with `{run_name}`.
-        load_weights_only: Load the model only.
+        load_weights_only: Load the model only, as is always done from a `.safetensors` file.
         strict_model_weights: True if the model's keys must match those of the file exactly.
         ignore_keys: The parts not to load; see `composer.checkpoint.glob_filter`.
         event: The event, or its name.
@@ -64,7 +64,7 @@ class LoadCheckpoint(Callback):
                 object_store=None,  # `path` is a path or a URI
                 strict_model_weights=self.strict_model_weights,
                 ignore_keys=self.ignore_keys,
-                load_weights_only=self.load_weights_only,
+                load_weights_only=self.load_weights_only or self.load_path.endswith(".safetensors"),
             )
         state.run_name = name
 

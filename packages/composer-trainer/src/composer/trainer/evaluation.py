@@ -25,7 +25,7 @@ from composer.trainer.optimizers import OptimizerModes
 from composer.trainer.ranks import SingleProcess, set_epoch
 from composer.trainer.resume.generators import FirstAccesses
 from composer.utils import dist, model_eval_mode
-from composer.utils.html import table
+from composer.utils.html import heat_map, table
 
 
 class Evaluation:
@@ -239,8 +239,15 @@ class Results(dict[str, dict[str, Any]]):
     """
 
     def _repr_html_(self) -> str:
-        rows = [(label, name, number(value)) for label, values in self.items() for name, value in values.items()]
-        return table("Evaluation", rows, ("evaluator", "metric", "value"))
+        rows: list[tuple[str, str, str]] = []
+        heat_maps = ""
+        for label, values in self.items():
+            for name, value in values.items():
+                if isinstance(value, torch.Tensor) and value.ndim == 2 and max(value.shape) <= _HEAT_MAP:
+                    heat_maps += heat_map(f"{label} {name}", value.tolist())
+                else:
+                    rows.append((label, name, number(value)))
+        return table("Evaluation", rows, ("evaluator", "metric", "value")) + heat_maps
 
 
 def predict(
@@ -300,6 +307,7 @@ def predict(
     return outputs
 
 
+_HEAT_MAP = 32  # rows and columns that a notebook shows
 _NO_BATCH = object()
 
 

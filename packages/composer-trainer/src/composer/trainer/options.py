@@ -26,6 +26,7 @@ from composer.checkpoint.names import (
     check_relative,
     check_run_name,
 )
+from composer.checkpoint.storage import without_password
 from composer.core import Algorithm, Callback, Event, State, Time, TimeUnit, ensure_time
 from composer.distributed import DDPSyncStrategy
 from composer.loggers import LoggerDestination
@@ -138,6 +139,11 @@ class LoadOptions:
     autoresume: bool
     branch_duration: TimeArgument | None
 
+    @property
+    def weights_only(self) -> bool:
+        """True if only the model is loaded: a `.safetensors` file holds nothing else."""
+        return self.load_weights_only or os.fspath(self.load_path or "").endswith(".safetensors")
+
     def check_branch(self) -> None:
         """Check the options of a branch.
 
@@ -146,10 +152,12 @@ class LoadOptions:
         """
         if self.branch_duration is not None and self.load_path is None:
             raise ValueError("`branch_duration` needs `load_path`, the checkpoint that the run branches off.")
-        if self.branch_duration is not None and self.load_weights_only:
+        if self.branch_duration is not None and self.weights_only:
             raise ValueError(
-                "`load_weights_only` must be False with `branch_duration`, got True: a branch continues the optimizers "
-                "and the data. Leave it out, or give `max_duration` to a new run."
+                f"`load_weights_only` must be False with `branch_duration`, and `load_path` not a `.safetensors` file, "
+                f"got {self.load_weights_only!r} and {without_password(os.fspath(self.load_path or ''))!r}: a branch "
+                f"continues the optimizers and the data. Load a checkpoint of a run, or give `max_duration` to a new "
+                f"run."
             )
 
 

@@ -211,7 +211,8 @@ class Trainer(_RejectsRemovedArguments):
         compile_step: Compile the whole step: the loss in one graph with the forward pass (and so their backward pass),
             unless something acts between them at AFTER_FORWARD or BEFORE_LOSS, and the steps of the optimizers, unless
             gradients are scaled (fp16) or the optimizer runs the passes itself (`SAM`).
-        load_path: A checkpoint to load: a path or URI, which may contain `{run_name}` and `{rank}`.
+        load_path: A checkpoint to load: a path or URI, which may contain `{run_name}` and `{rank}`. Of a `.safetensors`
+            file, the weights are loaded, as with `load_weights_only`.
         load_object_store: The object store, or logger that stores files, that contains `load_path`.
         load_weights_only: Load the model only, and start a new run.
         load_strict_model_weights: Require that the model's keys match those of the checkpoint.
@@ -613,7 +614,7 @@ class Trainer(_RejectsRemovedArguments):
             state,
             self.logger,
             options.load_object_store,
-            options.load_weights_only,
+            options.weights_only,
             options.load_strict_model_weights,
             options.load_progress_bar,
             options.load_ignore_keys,
@@ -628,9 +629,7 @@ class Trainer(_RejectsRemovedArguments):
             )
         state.run_name, state.load_path, now = run_name, name or os.fspath(options.load_path), state.timestamp
         run = f"The run, at epoch {now.epochs} and batch {now.batches},"
-        self._announce(
-            f"{'Weights' if options.load_weights_only else run} loaded from {without_password(state.load_path)}."
-        )
+        self._announce(f"{'Weights' if options.weights_only else run} loaded from {without_password(state.load_path)}.")
 
     def _wrap_model(self, compile_config: dict[str, Any] | None) -> None:
         """Wrap and compile the model, once all module surgery is done and everything is loaded."""

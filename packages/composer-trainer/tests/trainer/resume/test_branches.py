@@ -201,7 +201,8 @@ def test_a_second_fit_is_no_branch(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         ({"load_path": None}, "`branch_duration` needs `load_path`"),
-        ({"load_weights_only": True}, "`load_weights_only` must be False with `branch_duration`, got True"),
+        ({"load_weights_only": True}, "`load_weights_only` must be False with `branch_duration`, .*got True and"),
+        ({"load_path": "w.safetensors"}, "`load_path` not a `.safetensors` file, got False and 'w.safetensors'"),
         ({"max_duration": "20ba"}, "`max_duration` must not be given with `branch_duration`, got '20ba' and '4ba'"),
         ({"run_name": "trunk"}, "`run_name` must be a name of its own for a branch, got 'trunk'"),
         ({"branch_duration": "0ba"}, "`branch_duration` must be positive, got '0ba'"),

@@ -27,6 +27,8 @@ from composer.loggers.spi import (
     call_in_time,
     check_delivery_options,
     end_in_time,
+    flatten_metrics,
+    read_arrays,
     report_failure,
     start_copy,
     table_cell,
@@ -353,13 +355,20 @@ class _WandBRun:
         self._run = run
 
     def send(self, records: Sequence[Logged]) -> None:
-        """Log metrics, those of one step in one call."""
+        """Log metrics, those of one step in one call; the last array of each name as a table."""
+        import wandb
+
         problem: Exception | None = None
+        arrays = read_arrays(records)
         for step, group in groupby(records, key=lambda record: record.step):
             values: dict[str, Any] = {}
             for metrics, _, seconds in group:
-                values |= metrics
+                values |= {key: value for key, value in flatten_metrics(metrics).items() if key not in arrays}
                 values.setdefault("_timestamp", seconds)
+            for key, (last, array) in arrays.items():
+                if last == step:
+                    rows = array.reshape(len(array), -1).tolist()
+                    values[key] = wandb.Table(columns=[str(i) for i in range(len(rows[0]))], data=rows)
             try:
                 self._run.log(values, step=step)
             except Exception as error:  # noqa: BLE001 - one invalid value must not lose the other steps

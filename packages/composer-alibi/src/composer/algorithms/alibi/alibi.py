@@ -112,10 +112,11 @@ def _change_root(model: nn.Module, policies: Mapping[type[nn.Module], module_sur
 class Alibi(Algorithm):
     """Trains language models on short sequences, for use on longer ones.
 
-    At INIT position embeddings are replaced by biases of the attention; see `apply_alibi`. At AFTER_DATALOADER, if the
-    batch is a mapping, each sequence is cut into pieces of `train_sequence_length_scaling` times its length, which
-    become separate rows, in order. Values with one entry per example but no sequence dimension, such as labels of shape
-    (N,), are repeated for each piece. A batch is cut before it is split, so microbatches equal one batch.
+    At INIT position embeddings are replaced by biases of the attention; see `apply_alibi`. Train on short sequences
+    from the loader, or let the algorithm cut long ones: at AFTER_DATALOADER, if the batch is a mapping, each sequence
+    is cut into pieces of `train_sequence_length_scaling` times its length, which become separate rows, in order.
+    Values with one entry per example but no sequence dimension, such as labels of shape (N,), are repeated for each
+    piece. A batch is cut before it is split, so microbatches equal one batch.
 
     **Events** INIT, AFTER_DATALOADER. **Reads** the batch. **Writes** modules of `state.model`; the batch.
     **Cost** one addition to the mask in each forward pass, of shape (N, heads, length, length); none with sdpa and no
@@ -124,25 +125,26 @@ class Alibi(Algorithm):
 
     Args:
         max_sequence_length: The longest sequence that the model will see, in training or later, in tokens.
-        train_sequence_length_scaling: Length of the pieces relative to the sequences, above 0 and at most 1. 1 does
-            not change batches.
+        train_sequence_length_scaling: Length of the pieces relative to the sequences, above 0 and at most 1. The
+            sequences must be divisible into whole pieces. 1 does not change batches.
 
     Raises:
         ValueError: `max_sequence_length` is less than 1, or `train_sequence_length_scaling` is not in (0, 1].
 
     Example:
         >>> Alibi(max_sequence_length=1024)
-        Alibi(max_sequence_length=1024,train_sequence_length_scaling=0.25)
+        Alibi(max_sequence_length=1024,train_sequence_length_scaling=1.0)
 
     Source: Press et al., "Train Short, Test Long: Attention with Linear Biases Enables Input Length Extrapolation",
         arXiv:2108.12409, section 3.
-    Differs: see `apply_alibi`.
+    Differs: by default, sequences are not cut. MosaicML's class cuts them to a quarter, which fails for lengths that
+        are not divisible by 4; pass `train_sequence_length_scaling=0.25` for that. See also `apply_alibi`.
     """
 
     events = frozenset({Event.INIT, Event.AFTER_DATALOADER})
     placement = Placement(provides={REPLACES_ATTENTION, RESHAPES_SEQUENCES, TRANSFORMS_BATCH})
 
-    def __init__(self, max_sequence_length: int, train_sequence_length_scaling: float = 0.25) -> None:
+    def __init__(self, max_sequence_length: int, train_sequence_length_scaling: float = 1.0) -> None:
         check_integers("It is a number of tokens.", max_sequence_length=max_sequence_length, least=1)
         check_finite(train_sequence_length_scaling=train_sequence_length_scaling)
         if not 0 < train_sequence_length_scaling <= 1:

@@ -182,7 +182,19 @@ def load_model(
     if saved.get("is_model_ddp"):
         weights = {key.removeprefix("module."): value for key, value in weights.items()}
     module: Any = state.model.module if state.is_model_ddp else state.model
-    missing, unexpected = module.load_state_dict(weights, strict=strict)
+    try:
+        missing, unexpected = module.load_state_dict(weights, strict=strict)
+    except RuntimeError as error:
+        own = module.state_dict()
+        resized = [key for key in weights if key in own and own[key].shape != weights[key].shape]
+        if not resized:
+            raise
+        modules = dict.fromkeys(f"{key.rpartition('.')[0]}.*" if "." in key else key for key in resized)
+        patterns = [f"state/model/{module}" for module in modules]
+        raise RuntimeError(
+            f"{error}\nTo load the rest and keep the parameters of this model where the sizes differ, pass "
+            f"`load_ignore_keys={patterns!r}`."
+        ) from error
     if missing or unexpected:
         warnings.warn(
             f"The saved model does not match this one. Missing in the file: {missing}. Not in the model: {unexpected}.",

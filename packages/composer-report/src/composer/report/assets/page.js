@@ -13,7 +13,7 @@
   // The x axis of a series: the selected one, or batches if it is not available.
   const along = (xs) => xs[mode] || xs.batch;
   const unit = (chart) => {
-    const known = chart.kind === "timeline" ? chart.end : chart.lines.length && chart.lines[0].xs;
+    const known = chart.kind === "timeline" ? chart.end : chart.lines && chart.lines.length && chart.lines[0].xs;
     return known && known[mode] ? page.units[mode] : "batch";
   };
 
@@ -62,6 +62,17 @@
     ];
   }
 
+  function arrayTraces(chart) {
+    const ink = color(0);
+    if (!chart.values.shape) {
+      return [{ type: "scatter", mode: "lines", y: chart.values, line: { color: ink, width: 1.8, shape: "hvh" },
+        fill: "tozeroy", fillcolor: clear(ink, 0.18), hovertemplate: "%{x}: %{y:.5~g}<extra></extra>" }];
+    }
+    return [{ type: "heatmap", z: chart.values, colorscale: [[0, clear(ink, 0.06)], [1, ink]],
+      hovertemplate: "row %{y}, column %{x}: %{z:.5~g}<extra></extra>",
+      colorbar: { thickness: 10, outlinewidth: 0, tickfont: { color: css("--soft"), size: 11 } } }];
+  }
+
   function layout(chart) {
     const ink = css("--soft");
     const rule = css("--line");
@@ -83,6 +94,15 @@
           range: [rows - 0.4, -0.6], showgrid: false, fixedrange: true },
       };
     }
+    if (chart.kind === "array") {
+      const matrix = chart.values.shape && chart.values.shape.split(", ").map(Number);
+      const whole = (count) => ({ ...axis, tickformat: "d", tick0: 0, dtick: Math.max(1, Math.ceil(count / 10)) });
+      return {
+        ...common, hovermode: "closest",
+        xaxis: { ...whole(matrix ? matrix[1] : chart.rows), title: { ...title, text: matrix ? "column" : "index" } },
+        yaxis: matrix ? { ...whole(matrix[0]), autorange: "reversed" } : axis,
+      };
+    }
     const lines = chart.lines.filter((line) => !line.faint).length;
     const most = chart.lines.reduce((all, line) => decode(line.y).reduce((a, b) => (b > a ? b : a), all), 0);
     return {
@@ -101,7 +121,8 @@
 
   function draw(index) {
     const chart = page.charts[index];
-    const traces = chart.kind === "timeline" ? chart.bars.flatMap(barTraces) : chart.lines.flatMap(lineTraces);
+    const traces = chart.kind === "timeline" ? chart.bars.flatMap(barTraces)
+      : chart.kind === "array" ? arrayTraces(chart) : chart.lines.flatMap(lineTraces);
     return Plotly.react(`chart-${index}`, traces, layout(chart), config);
   }
   // One at a time, from the top, so that the page stays responsive. `data-drawn` is set when all are drawn.
