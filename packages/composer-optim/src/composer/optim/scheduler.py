@@ -341,12 +341,7 @@ class _WithWarmup(Schedule):
         Both are in [0, 1].
         """
         begin, end = _convert_time(self.t_warmup, state), _convert_time(self.t_max, state, ssr)
-        if begin.unit is not end.unit:
-            raise ValueError(
-                f"Cannot use warmup scheduler: `t_warmup` and `t_max` must convert to the same unit, got "
-                f"{str(self.t_warmup)!r}, which converts to {str(begin)!r}, and {str(self.t_max)!r}, which converts to "
-                f"{str(end)!r}. Write both in one unit."
-            )
+        _check_units(begin, end)
         _check_covers_run(end, state)
         _check_warmup(_convert_time(self.t_warmup, state, ssr) if self.scale_warmup else begin, end, state)
         ramp = _ramp(self.t_warmup, self.scale_warmup, state, ssr, stacklevel=5)
@@ -799,6 +794,15 @@ def _end_of_run(state: State, unit: TimeUnit) -> Time[Any] | None:
     return end
 
 
+def _check_units(t_warmup: Time[Any], t_max: Time[Any]) -> None:
+    """Raise ValueError if two converted times have different units."""
+    if t_warmup.unit is not t_max.unit:
+        raise ValueError(
+            f"Cannot use warmup scheduler: `t_warmup` and `t_max` must convert to the same unit, got {str(t_warmup)!r} "
+            f"and {str(t_max)!r} after conversion. Write both in one unit."
+        )
+
+
 def _check_warmup(t_warmup: Time[Any], end: Time[Any] | None, state: State) -> None:
     """Raise ValueError if a converted warmup is longer than the schedule, or than the run if `end` is None."""
     limit = "`t_max`" if end is not None else "the run"
@@ -828,6 +832,11 @@ def _check_covers_run(t_max: Time[Any], state: State) -> None:
             f"a run of {str(end)!r}. Use `t_max='1dur'`. For a constant rate at the end, pass a function of your own, "
             f"such as `lambda state, ssr=1.0: max(0.1, 1 - float(state.get_elapsed_duration()) / 0.8)`."
         )
+
+
+# Schedules of other projects, written for MosaicML's Composer, import these names.
+_raise_if_max_duration_exceeds_t_max = _check_covers_run
+_raise_if_warmup_and_max_incompatible = _check_units
 
 
 # ---- schedulers of torch ----
