@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from composer.checkpoint.durable import replacing
+from composer.checkpoint.durable import link_or_copy, replacing
 from composer.checkpoint.names import MLFLOW_DBFS_PATH_PREFIX
 from composer.checkpoint.ranks import on_first_rank
 from composer.checkpoint.storage import Storage, check_size, retrying, showing_progress, storage_of, without_password
@@ -169,7 +169,7 @@ def _link(path: str, target: Path) -> None:
     source = os.path.realpath(path)
     if source != os.path.realpath(target):
         with replacing(target) as temporary:
-            os.symlink(source, temporary)
+            link_or_copy(source, temporary)
 
 
 def _fetch_from(store: Any, name: str, target: Path, progress: bool) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 __all__ = [
     "UNDELIVERED",
     "atomic_write",
+    "link_or_copy",
     "make_scratch_folder",
     "remove_leftovers",
     "replace_link",
@@ -138,6 +139,14 @@ def replace_link(link: Path, target: Path) -> None:
     with replacing(link) as temporary:
         os.symlink(os.path.relpath(target, link.parent), temporary)
     sync_folder(link.parent)
+
+
+def link_or_copy(file: str | os.PathLike[str], target: Path) -> None:
+    """Make a symbolic link to a file, or a copy of it where there are no symbolic links."""
+    try:
+        os.symlink(os.path.realpath(file), target)
+    except OSError:  # of the file system, or the user's rights on Windows
+        shutil.copyfile(file, target)
 
 
 def remove_leftovers(folder: Path, is_left_over: Callable[[str], bool] = lambda name: True) -> list[str]:

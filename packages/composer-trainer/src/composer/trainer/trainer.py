@@ -76,6 +76,7 @@ from composer.utils import checkpoint, dist, ensure_tuple, extract_hparams, get_
 from composer.utils.collect_env import get_composer_env
 from composer.utils.html import details
 from composer.utils.import_helpers import import_from_distribution
+from composer.utils.module_surgery import warn_about_narrow_convolutions
 from composer.utils.parallelism import ParallelismConfig
 from composer.utils.terminal import open_stream
 
@@ -629,7 +630,14 @@ class Trainer(_RejectsRemovedArguments):
         reproducibility.seed_all(self.state.seed)
         self.state.model = self._parallel.wrap(self.state.model, self.state.algorithms)
         if compile_config is not None:
-            self.state.model.compile(**compile_config)
+            self._compile_model(compile_config)
+
+    def _compile_model(self, config: dict[str, Any]) -> None:
+        options = config.get("options") or {}
+        if config.get("backend", "inductor") == "inductor" and options.get("layout_optimization", True):
+            advice = 'pass `compile_config={"options": {"layout_optimization": False}}`'
+            warn_about_narrow_convolutions(self._model, "`torch.compile` can choose", advice, stacklevel=5)
+        self.state.model.compile(**config)
 
     def _announce(self, text: str) -> None:
         """Show a message to the user: in the log and, with a progress bar or console logger, on its stream."""
@@ -808,7 +816,7 @@ class Trainer(_RejectsRemovedArguments):
         )
 
     def _compile(self, config: dict[str, Any]) -> None:
-        self.state.model.compile(**config)
+        self._compile_model(config)
         if self._compile_step_config is not None:
             self._compile_step_config = config
         if self.auto_log_hparams:
