@@ -41,7 +41,8 @@ def get_file(
 
     Args:
         path: A local path, a URI of any store that fsspec knows, an HTTP address; or a name in `object_store`.
-        destination: The local path to create, with its folder. A local file is not copied, but linked to.
+        destination: The local path to create, with its folder. A local file is linked to, and copied
+            only where there are no symbolic links.
         object_store: An object store, or a logger that stores files.
         overwrite: Replace `destination`.
         progress_bar: Show the progress of a download.

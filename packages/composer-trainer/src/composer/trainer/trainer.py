@@ -182,7 +182,7 @@ class Trainer(_RejectsRemovedArguments):
             notebook, which shows stderr as an error, `"stderr"` is stdout.
         console_log_interval: How often to print, in epochs or batches.
         log_traces: Log which algorithms ran.
-        auto_log_hparams: Log the arguments of this constructor as hyperparameters.
+        auto_log_hparams: Log the arguments of this constructor as hyperparameters, without passwords in URIs.
         device: `"cpu"`, `"gpu"` or `"cuda"`, `"cuda:1"`, `"mps"`, a `torch.device` or a `Device`; None or `"auto"`: a
             GPU if there is one.
         precision: `"fp32"`, `"amp_fp16"`, `"amp_bf16"`, `"amp_fp8"`, or what other trainers call them (`"bf16-mixed"`,
@@ -202,7 +202,8 @@ class Trainer(_RejectsRemovedArguments):
         profiler: A `composer.profiler.Profiler`. It slows down the batches that it profiles, and cannot be used with
             the microbatch size `"auto"`.
         python_log_level: Show the library's log records of at least this level (`"info"`, `"debug"`).
-        compile_config: Arguments of `torch.compile`; `{}`: compile with its defaults; None: do not compile.
+        compile_config: Arguments of `torch.compile`; `{}`: compile with its defaults; None: do not compile. A warning
+            names a layer that torch cannot train on a CPU in the layout that its compiler chooses, and the way out.
         compile_step: Compile the whole step: the loss in one graph with the forward pass (and so their backward pass),
             unless something acts between them at AFTER_FORWARD or BEFORE_LOSS, and the steps of the optimizers, unless
             gradients are scaled (fp16) or the optimizer runs the passes itself (`SAM`).

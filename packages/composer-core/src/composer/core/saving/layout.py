@@ -165,8 +165,8 @@ def _load_attribute(state: State, name: str, value: Any) -> None:
         state._load_dataset_state()
     elif name == "run_name" and (os.path.isabs(value) or ".." in value.replace("\\", "/").split("/")):
         raise ValueError(
-            f"The saved `run_name` must not lead out of the folders that are named after it, got {value!r}. Load the rest "
-            f"with `load_ignore_keys=['state/run_name']`."
+            f"The saved `run_name` must not lead out of the folders that are named after it, got {value!r}. Load the "
+            f"rest with `load_ignore_keys=['state/run_name']`."
         )
     else:
         setattr(state, name, value)
