@@ -541,6 +541,23 @@ class TestEnvironment:
         subprocess.run([sys.executable, "-c", "import same"], env={"PYTHONPATH": str(packages[2])}, check=True)
         assert compiled.stat().st_ino == before, "it was taken as it is"
 
+    def test_without_hard_links_python_compiles_again(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refuse(*_: object) -> None:
+            raise PermissionError("Operation not permitted")
+
+        (tmp_path / "cache.py").write_text("value = 1\n")
+        packages = [tmp_path / name / "lib/python3.11/site-packages" for name in ("first", "second")]
+        for folder in packages:
+            folder.mkdir(parents=True)
+            os.link(tmp_path / "cache.py", folder / "same.py")
+        py_compile.compile(str(packages[0] / "same.py"))
+        monkeypatch.setattr(os, "link", refuse)
+        donors: dict[str, Path] = {}
+        for name in ("first", "second"):
+            environment.share_bytecode(tmp_path / name, donors)
+
+        assert [] == list(packages[1].glob("**/*.pyc"))
+
     def test_a_python_that_does_not_start_does_not_count(self, tmp_path: Path) -> None:
         shim = tmp_path / "python3.11"
         shim.write_text("#!/bin/sh\nexit 127\n")

@@ -77,7 +77,10 @@ def share_bytecode(environment: Path, donors: dict[str, Path]) -> None:
             source, donated, target = folder.parent / name, compiled.parent.parent / name, folder / compiled.name
             if source.exists() and donated.exists() and source.samefile(donated) and not target.exists():
                 folder.mkdir(exist_ok=True)
-                os.link(compiled, target)
+                try:
+                    os.link(compiled, target)
+                except OSError:  # the file system has no hard links: Python compiles
+                    return
 
 
 def count_cuda_devices() -> int:

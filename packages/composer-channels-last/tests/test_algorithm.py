@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -146,3 +150,44 @@ def test_lazy_layers_stay_with_a_warning() -> None:
 
     assert nhwc(model[1].weight.shape) == model[1].weight.stride()
     assert (1, 4, 1, 1) == model(torch.randn(1, 2, 5, 5)).shape
+
+
+# Torch's own error, without this package.
+_NARROW = """
+import torch
+
+torch.set_num_threads(1)
+layer = torch.nn.Conv2d(4, 8, 1, stride=2).to(memory_format=torch.channels_last)
+for _ in range(20):
+    images = torch.randn(16, 4, 32, 32).to(memory_format=torch.channels_last).requires_grad_()
+    layer(images).sum().backward()
+"""
+
+
+@pytest.mark.xfail(strict=False, reason="torch 2.14.1 writes beyond its memory; remove the warning once this passes")
+def test_torch_trains_narrow_strided_convolutions_in_this_layout() -> None:
+    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2", "MALLOC_CHECK_": "3"}
+
+    subprocess.run([sys.executable, "-c", _NARROW], env=environment, capture_output=True, timeout=300, check=True)
+
+
+@pytest.mark.parametrize("channels", [1, 7])
+def test_a_layer_that_torch_cannot_train_in_this_layout_warns(channels: int) -> None:
+    model = nn.Sequential(nn.Conv2d(3, channels, 3), nn.Conv2d(channels, 8, 1, stride=2))
+
+    with pytest.warns(
+        UserWarning, match=rf"`1` \(Conv2d\({channels}, 8, .* wider, or leave `ChannelsLast` out"
+    ) as caught:
+        apply_channels_last(model)
+
+    assert __file__ == caught[0].filename
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [nn.Conv2d(8, 8, 1, stride=2), nn.Conv2d(4, 8, 1), nn.Conv2d(4, 8, 3, stride=2), nn.LazyConv2d(8, 1, stride=2)],
+)
+def test_layers_that_torch_can_train_do_not_warn(layer: nn.Module) -> None:
+    if isinstance(layer, nn.LazyConv2d):
+        layer(torch.zeros(1, 8, 4, 4))
+    apply_channels_last(layer)

@@ -87,6 +87,18 @@ def test_a_local_file_is_linked_to(tmp_path: Path) -> None:
     assert os.path.realpath(tmp_path / "a") == os.readlink(tmp_path / "deep" / "b")
 
 
+def test_without_symbolic_links_a_local_file_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "symlink", refuse)
+    (tmp_path / "a").write_text("x")
+    get_file(tmp_path / "a", tmp_path / "b")
+
+    assert "x" == (tmp_path / "b").read_text()
+    assert not (tmp_path / "b").is_symlink()
+
+
 def test_a_local_file_must_be_there(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=f"Local path {tmp_path}/a does not exist"):
         get_file(tmp_path / "a", tmp_path / "b")

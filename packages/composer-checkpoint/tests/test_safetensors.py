@@ -94,6 +94,16 @@ def test_other_programs_read_the_file_in_which_tied_weights_are_once(tmp_path: P
     assert os.path.getsize(tmp_path / "model.safetensors") < 1500
 
 
+def test_the_file_has_the_permissions_that_the_user_chose(tmp_path: Path) -> None:
+    usual = os.umask(0o027)
+    try:
+        path = export_safetensors(Tied(1), tmp_path / "model.safetensors")
+    finally:
+        os.umask(usual)
+
+    assert 0o640 == os.stat(path).st_mode & 0o777
+
+
 def test_files_of_other_programs_are_read(tmp_path: Path) -> None:
     saved = {name: value.contiguous().clone() for name, value in Tied(1).state_dict().items()}
     del saved["decoder.weight"]  # as they leave tied weights out

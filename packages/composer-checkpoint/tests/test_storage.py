@@ -354,6 +354,8 @@ def test_a_missing_package_is_named(uninstall: Callable[[str], None]) -> None:
 
 def test_passwords_do_not_get_into_messages(tmp_path: Path) -> None:
     assert without_password("ftp://me:secret@host/a:b@c") == "ftp://me:...@host/a:b@c"
+    assert without_password("abfs://box/a?sv=2&sig=x%2F&se=3#part") == "abfs://box/a?sv=2&sig=...&se=3#part"
+    assert without_password("https://b/a?X-Amz-Security-Token=x") == "https://b/a?X-Amz-Security-Token=..."
     assert without_password("ftp://me:se@cret@host") == "ftp://me:...@host"
     assert without_password("oci://bucket@namespace/a") == "oci://bucket@namespace/a"
     storage = storage_in(ObjectStore, "mine://me:secret@host/run")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -107,3 +108,27 @@ def test_core_without_its_generated_catalog_works_and_names_no_package(tmp_path:
     assert error_in_a_zip_file(tmp_path, ".py").startswith(
         "AttributeError: `composer.functional` has no `apply_blurpool`: no installed package provides it."
     )
+
+
+@pytest.mark.parametrize("other", ["mosaicml", "composer"])
+def test_a_distribution_with_files_of_the_same_names_is_told_at_import(other: str, tmp_path: Path) -> None:
+    packages = tmp_path / "site-packages"
+    for name in (
+        "composer",
+        f"{other}-0.32.1.dist-info",
+        "composer_core-0.1.0.dist-info",
+        "composer_ema-0.2.0.dist-info",
+    ):
+        (packages / name).mkdir(parents=True)
+    shutil.copy(CORE / "__init__.py", packages / "composer")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(packages), os.environ.get("PYTHONPATH", "")])}
+    command = [sys.executable, "-c", "import composer; composer.Time"]
+
+    warned = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stderr
+    (packages / f"{other}-0.32.1.dist-info").rmdir()
+    repaired = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stderr
+
+    assert f"<string>:1: RuntimeWarning: `{other}` must not be installed beside `composer-core`" in warned
+    assert f"Run `pip uninstall -y {other}`, and then" in warned
+    assert "`pip install --force-reinstall --no-deps composer-core==0.1.0 composer-ema==0.2.0`." in warned
+    assert "" == repaired

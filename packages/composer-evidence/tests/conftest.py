@@ -17,6 +17,11 @@ PLAN = Plan(
 )
 
 
+@pytest.fixture(autouse=True)
+def without_the_users_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
 @pytest.fixture
 def runner(tmp_path: Path) -> Callable[..., Runner]:
     """Makes runners of the tiny task, with a ledger in a folder of the test."""

@@ -20,7 +20,7 @@ from tiny_tasks import tiny
 
 from composer.evidence import Incomplete, Ledger, Runner, RunResult, RunSpec, _preload, merge
 from composer.evidence.methods import TEACHER
-from composer.evidence.run import environment, execute, make_trainer, write_atomically
+from composer.evidence.run import environment, execute, hold_machine, machine_lock, make_trainer, write_atomically
 from composer.evidence.runner import visible_gpus
 from composer.evidence.steptime import measure_in_process
 from composer.testing import deep_compare
@@ -159,6 +159,30 @@ def test_a_run_that_is_cut_off_continues_from_its_checkpoint(tmp_path: Path) -> 
     assert whole.status == again.status == "finished"
     assert whole.metrics == again.metrics == run(spec()).metrics
     assert again.train_seconds < whole.train_seconds
+
+
+def test_the_lock_of_the_machine_is_in_the_cache_folder_of_the_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_cache_folder = machine_lock()
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+
+    with hold_machine(alone=True):
+        locks = [str(path.relative_to(tmp_path).parent) for path in tmp_path.rglob("*.lock")]
+
+    assert tmp_path / "cache" / "composer" == in_cache_folder.parent
+    assert ["home/.cache/composer"] == locks
+
+
+def test_files_have_the_permissions_that_the_user_chose(tmp_path: Path) -> None:
+    usual = os.umask(0o027)
+    try:
+        write_atomically(tmp_path / "a.json", "1")
+    finally:
+        os.umask(usual)
+
+    assert 0o640 == (tmp_path / "a.json").stat().st_mode & 0o777
 
 
 def test_a_file_is_there_whole_or_not_at_all(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import tempfile
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,6 +15,7 @@ from torch import nn
 
 from composer.datasets.device_loader import DeviceLoader
 from composer.evidence import Grid, Task, Variant
+from composer.evidence.run import machine_lock
 from composer.models import ComposerClassifier, ComposerModel
 from composer.recipes import AdamW, Metric
 
@@ -91,9 +91,8 @@ def images() -> Task:
 def network_that_reports_the_lock(width: int, data: Points) -> ComposerModel:
     """Write to a file whether the lock of the machine is held, and how."""
     assert data.folder is not None
-    path = Path(tempfile.gettempdir()) / f"composer-evidence-{os.getuid()}.lock"
     held = "alone"
-    with path.open("a") as file, contextlib.suppress(BlockingIOError):
+    with machine_lock().open("a") as file, contextlib.suppress(BlockingIOError):
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         held = "shared"
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -213,11 +214,16 @@ def test_a_folder_loads_with_transformers_alone(
     kind: str, safe: bool, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     path, model = request.getfixturevalue(kind)
-    WRITE(path, tmp_path / "out", safe_serialization=safe)
+    usual = os.umask(0o027)
+    try:
+        WRITE(path, tmp_path / "out", safe_serialization=safe)
+    finally:
+        os.umask(usual)
     auto = transformers.AutoModelForCausalLM if kind == "gpt2" else transformers.AutoModelForMaskedLM
     restored, info = auto.from_pretrained(tmp_path / "out", output_loading_info=True)
 
-    assert (tmp_path / "out" / ("model.safetensors" if safe else "pytorch_model.bin")).is_file()
+    weights = tmp_path / "out" / ("model.safetensors" if safe else "pytorch_model.bin")
+    assert 0o640 == weights.stat().st_mode & 0o777
     assert not info["missing_keys"]
     assert not info["unexpected_keys"]
     tiny.assert_equal(tiny.weights(model.model), tiny.weights(restored))
@@ -226,7 +232,7 @@ def test_a_folder_loads_with_transformers_alone(
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     tiny.assert_same_tokenizer(model.tokenizer, tokenizer)
     assert restored.config.architectures == [type(model.model).__name__]
-    assert sorted(entry.name for entry in (tmp_path / "out").iterdir() if entry.name.startswith("tmp")) == []
+    assert sorted(entry.name for entry in (tmp_path / "out").iterdir() if entry.name.startswith(".")) == []
 
 
 def test_weights_that_are_not_tied_stay_two(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def test_the_latest_values_are_sent(platform: Platform) -> None:
     logger.log_metadata({"early": [1, 2]})
     run = LoggedRun(logger, duration="2ep")
     run.logger.log_hyperparameters({"lr": 0.1, "secret": "x"})
-    run.state.load_path = "there/ep1.pt"
+    run.state.load_path = "s3://me:secret@there/ep1.pt"
     before = time.time()
     run.engine.run_event("after_load")
     run.fit()
@@ -92,7 +92,13 @@ def test_the_latest_values_are_sent(platform: Platform) -> None:
 
     known = platform.known
     assert platform.runs == {"run-abc"}
-    expected = {"early": [1, 2], "lr": 0.1, "loss": 5.0, "accuracy": 1.25, "checkpoint_resumed_path": "there/ep1.pt"}
+    expected = {
+        "early": [1, 2],
+        "lr": 0.1,
+        "loss": 5.0,
+        "accuracy": 1.25,
+        "checkpoint_resumed_path": "s3://me:...@there/ep1.pt",
+    }
     assert {f"mosaicml/{key}": value for key, value in expected.items()}.items() <= known.items()
     assert not {"mosaicml/time/batch", "mosaicml/secret"} & known.keys()
     for name in ("model_initialized_time", "train_started_time", "train_finished_time"):

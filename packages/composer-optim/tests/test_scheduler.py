@@ -234,6 +234,18 @@ def test_incomparable_units_are_logged_once(state_of: StateOf, move: Move, caplo
     ]
 
 
+def test_schedules_of_other_projects_find_the_checks_that_they_import(state_of: StateOf) -> None:
+    from composer.optim.scheduler import _raise_if_max_duration_exceeds_t_max, _raise_if_warmup_and_max_incompatible
+
+    _raise_if_max_duration_exceeds_t_max(Time.from_input("100ba"), state_of("100ba"))
+    _raise_if_warmup_and_max_incompatible(Time.from_input("10ba"), Time.from_input("100ba"))
+
+    with pytest.raises(ValueError, match="must be greater than or equal to max_duration, got '99ba'"):
+        _raise_if_max_duration_exceeds_t_max(Time.from_input("99ba"), state_of("100ba"))
+    with pytest.raises(ValueError, match="must convert to the same unit, got '10sp' and '100ba'"):
+        _raise_if_warmup_and_max_incompatible(Time.from_input("10sp"), Time.from_input("100ba"))
+
+
 def test_without_a_max_duration_any_t_max_is_accepted(state_of: StateOf, move: Move) -> None:
     state = state_of(None)
     move(state, "5ba")

@@ -24,11 +24,11 @@ from recipe_runs import OPTIONS, POEM, QUIET, RANDOM, Commanded, write_idx, writ
 
 @pytest.fixture
 def tiny() -> Callable[..., Recipe]:
-    """Makes recipes that train in a moment: 60 digits, 2 epochs of 3 batches, a network of 4 channels."""
+    """Makes recipes that train in a moment: 60 digits, 2 epochs of 3 batches, a network of 8 channels."""
 
     def make(name: str = "tiny", algorithms: tuple[Algorithm, ...] = (), epochs: float = 2) -> Recipe:
         data = digits.Data(train_samples=60, test_samples=50, batch_size=20)
-        return Recipe(name, data, digits.Network(width=4), SGD(epochs=epochs), CLASSIFICATION, algorithms)
+        return Recipe(name, data, digits.Network(width=8), SGD(epochs=epochs), CLASSIFICATION, algorithms)
 
     return make
 

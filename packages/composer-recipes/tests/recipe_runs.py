@@ -19,7 +19,7 @@ POEM = "Shall I compare thee to a summer's day?\nThou art more lovely and more t
 # algorithms can be composed, some are left out: those that exclude each other, or that warn of each other.
 OPTIONS = {
     "digits": (
-        "--train_samples 80 --test_samples 20 --batch_size 20 --width 4 --epochs 3 --seeds 2 --algorithms blurpool "
+        "--train_samples 80 --test_samples 20 --batch_size 20 --width 8 --epochs 3 --seeds 2 --algorithms blurpool "
         "channels_last ema label_smoothing mixup progressive_resizing sam --blurpool.min_channels 1 "
         "--ema.half_life 4ba --ema.update_interval 2ba --sam.interval 3"
     ),

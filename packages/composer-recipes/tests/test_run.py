@@ -160,7 +160,7 @@ def test_the_learning_rate_rises_then_falls_to_zero_also_in_a_shortened_run(one:
     recorder, length = Recorder(), round(20 * ratio)
     data = digits.Data(train_samples=20, batch_size=20, test_samples=10)
     algorithms = [recorder, ScaleSchedule(ratio)]
-    recipe = digits.composed(data, digits.Network(width=4), SGD(epochs=20, lr=0.5, warmup=0.2), algorithms)
+    recipe = digits.composed(data, digits.Network(width=8), SGD(epochs=20, lr=0.5, warmup=0.2), algorithms)
     (each,) = run(recipe, one).runs
 
     def rate(batches: int) -> float:

@@ -6,7 +6,9 @@ distributions are looked up on first use.
 
 from __future__ import annotations
 
+import os
 import sys
+import warnings
 from pkgutil import extend_path
 from typing import TYPE_CHECKING, Any
 
@@ -85,3 +87,22 @@ def _is_installed(module: str) -> bool:
     from importlib.util import find_spec
 
     return find_spec(module) is not None
+
+
+def _warn_of_other_owners() -> None:
+    """Warn if a distribution is installed whose files have the names of these, such as MosaicML's Composer."""
+    folders = {folder for folder in map(os.path.dirname, __path__) if folder.endswith("-packages")}
+    # Listing a folder takes a fraction of a millisecond; `importlib.metadata` would double the time of this import.
+    names = sorted(name for folder in folders for name in os.listdir(folder) if name.endswith(".dist-info"))
+    own = [name.removesuffix(".dist-info").replace("-", "==") for name in names if name.startswith("composer_")]
+    for other in {"composer", "mosaicml"}.intersection(name.partition("-")[0] for name in names):
+        warnings.warn(
+            f"`{other}` must not be installed beside `composer-core`: they have files of the same names, and "
+            f"uninstalling one removes files of the other. Run `pip uninstall -y {other}`, and then `pip install "
+            f"--force-reinstall --no-deps {' '.join(own).replace('_', '-')}`.",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+
+
+_warn_of_other_owners()

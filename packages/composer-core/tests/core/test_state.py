@@ -433,3 +433,15 @@ def test_an_optimizer_in_another_order_still_finds_its_parameters() -> None:
 
     expected = saved.optimizers[0].state[saved.model.weight]["exp_avg"]  # type: ignore[index]
     assert torch.equal(expected, state.optimizers[0].state[weight]["exp_avg"])  # type: ignore[index]
+
+
+@pytest.mark.parametrize("name", ["../other", "/other", "a/../../b", "a\\..\\b"])
+def test_a_saved_name_of_a_run_that_leads_out_of_its_folders_is_refused(name: str) -> None:
+    state = State(model=torch.nn.Linear(1, 1), run_name="own")
+
+    with pytest.raises(
+        ValueError, match="The saved `run_name` must not lead out of the folders that are named after it"
+    ):
+        state.load_state_dict({"run_name": name})
+
+    assert "own" == state.run_name

@@ -117,6 +117,14 @@ def test_hyperparameters_become_loggable_values() -> None:
     } == extract_hparams(values)
 
 
+def test_hyperparameters_hold_no_password() -> None:
+    values = {"save_folder": "sftp://me:secret@host/run", "loaded": ["s3://bucket/run?token=secret"]}
+
+    expected = {"save_folder": "sftp://me:...@host/run", "loaded": ["s3://bucket/run?token=..."]}
+
+    assert expected == extract_hparams(values)
+
+
 keys = st.text(st.characters(exclude_characters="/"), min_size=1, max_size=3)
 nested_dicts = st.recursive(
     st.integers(), lambda inner: st.dictionaries(keys, inner, min_size=1, max_size=3), max_leaves=8

@@ -149,6 +149,22 @@ def test_compiled_models_train_like_eager_ones(make_trainer: MakeTrainer, alread
     deep_compare(dict(eager.named_parameters()), dict(compiled.named_parameters()), atol=1e-6)
 
 
+def test_a_layer_that_torch_cannot_train_in_the_layout_that_its_compiler_chooses_warns(
+    make_trainer: MakeTrainer,
+) -> None:
+    def narrow() -> torch.nn.Module:
+        return torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3), torch.nn.Conv2d(4, 2, 1, stride=2))
+
+    with pytest.warns(
+        UserWarning, match=r"`module\.1` \(Conv2d\(4, 2, .* or pass `compile_config=\{\"options\""
+    ) as caught:
+        make_trainer(model=narrow(), loss=torch.nn.functional.cross_entropy, compile_config={})
+
+    assert caught[0].filename.endswith("conftest.py")  # which creates the Trainer
+    for config in ({"options": {"layout_optimization": False}}, {"backend": "eager"}):
+        make_trainer(model=narrow(), loss=torch.nn.functional.cross_entropy, compile_config=config)
+
+
 @pytest.mark.parametrize("shape", [(), (1,)])
 def test_an_overflow_is_found_in_flags_of_any_shape(shape: tuple[int, ...]) -> None:
     scaler = ClosureGradScaler("cpu")

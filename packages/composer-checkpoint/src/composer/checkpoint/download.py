@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 import urllib.error
 import urllib.request
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from composer.checkpoint.durable import LINK_SUFFIX, replacing
+from composer.checkpoint.durable import LINK_SUFFIX, replacing, symlink_or_copy
 from composer.checkpoint.names import MLFLOW_DBFS_PATH_PREFIX
 from composer.checkpoint.ranks import on_first_rank
 from composer.checkpoint.storage import Storage, check_size, retrying, showing_progress, storage_of, without_password
@@ -41,7 +40,8 @@ def get_file(
 
     Args:
         path: A local path, a URI of any store that fsspec knows, an HTTP address; or a name in `object_store`.
-        destination: The local path to create, with its folder. A local file is not copied, but linked to.
+        destination: The local path to create, with its folder. A local file is linked to, and copied
+            only where there are no symbolic links.
         object_store: An object store, or a logger that stores files.
         overwrite: Replace `destination`.
         progress_bar: Show the progress of a download.
@@ -169,10 +169,7 @@ def _link(path: str, target: Path) -> None:
     source = os.path.realpath(path)
     if source != os.path.realpath(target):
         with replacing(target) as temporary:
-            try:
-                os.symlink(source, temporary)
-            except OSError:  # a file system without symbolic links
-                shutil.copyfile(source, temporary)
+            symlink_or_copy(source, temporary)
 
 
 def _fetch_from(store: Any, name: str, target: Path, progress: bool) -> None:

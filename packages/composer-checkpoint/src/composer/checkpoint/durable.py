@@ -24,6 +24,7 @@ __all__ = [
     "replace_link",
     "replacing",
     "scratch_folder",
+    "symlink_or_copy",
     "sync_file",
     "sync_folder",
     "temporary_path",
@@ -185,6 +186,14 @@ def link_or_copy(source: Path, target: Path) -> None:
         raise
     except OSError:
         shutil.copyfile(source, target)
+
+
+def symlink_or_copy(file: str | os.PathLike[str], target: Path) -> None:
+    """Make a symbolic link to a file, or a copy of it where there are no symbolic links."""
+    try:
+        os.symlink(os.path.realpath(file), target)
+    except OSError:  # of the file system, or the user's rights on Windows
+        shutil.copyfile(file, target)
 
 
 def remove_leftovers(folder: Path, is_left_over: Callable[[str], bool] = lambda name: True) -> list[str]:

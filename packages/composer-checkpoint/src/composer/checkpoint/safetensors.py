@@ -49,7 +49,10 @@ def write_tensors(
     if tied:
         header[_TIED] = json.dumps(tied, sort_keys=True)
     with atomic_write(Path(path)) as temporary:
+        temporary.touch()
+        mode = temporary.stat().st_mode
         save_file(distinct, temporary, header)
+        temporary.chmod(mode)  # `save_file` lets only the owner read it, whatever the umask
         sync_file(temporary)
 
 

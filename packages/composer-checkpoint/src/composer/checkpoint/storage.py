@@ -6,7 +6,6 @@ import builtins
 import errno
 import inspect
 import os
-import re
 import secrets
 import threading
 import warnings
@@ -20,6 +19,7 @@ from composer.checkpoint.durable import replacing, sync_file, sync_folder
 from composer.checkpoint.store_base import ObjectStore, ObjectStoreTransientError
 from composer.core import ComposerError
 from composer.utils import file_helpers, is_uri, parse_uri, retry
+from composer.utils.file_helpers import without_password
 from composer.utils.terminal import bar_file, open_stream
 
 __all__ = [
@@ -747,11 +747,6 @@ def check_size(expected: int, actual: int) -> None:
     """Raise a ConnectionError if a file did not arrive completely, so that it is tried again."""
     if expected != actual:
         raise ConnectionError(f"the transfer was interrupted: {actual} of {expected} bytes arrived")
-
-
-def without_password(uri: str) -> str:
-    """Return a URI for messages, with "..." in place of a password."""
-    return re.sub(r"(://[^/@:]*):[^/]*@", r"\1:...@", uri)  # up to the last "@" of the host, as clients read it
 
 
 Progress = bool | Callable[[int, int], None]

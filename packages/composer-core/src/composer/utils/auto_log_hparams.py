@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any
 
+from composer.utils.file_helpers import without_password
 from composer.utils.numbers import plain_number
 
 __all__ = ["convert_flat_dict_to_nested_dict", "convert_nested_dict_to_flat_dict", "extract_hparams"]
@@ -13,7 +14,8 @@ __all__ = ["convert_flat_dict_to_nested_dict", "convert_nested_dict_to_flat_dict
 def extract_hparams(locals_dict: dict[str, Any]) -> dict[str, Any]:
     """Convert the local variables of a constructor to loggable values.
 
-    Strings and None are unchanged, and numbers of any library become plain numbers. An enum member becomes its value,
+    Strings and None are unchanged, but a password or token in a URI is hidden (`without_password`), and numbers of any
+    library become plain numbers. An enum member becomes its value,
     an object with `local_hparams` becomes `{class name: local_hparams}`, any other object its class name. Elements of
     lists, tuples and dicts are converted one level deep. Names that start with "_", `self`, and classes are left out.
 
@@ -44,7 +46,9 @@ def _loggable_element(value: Any) -> Any:
     value = plain_number(value)
     if isinstance(value, Enum):
         return value.value
-    if value is None or isinstance(value, (int, float, str, bool)):
+    if isinstance(value, str):
+        return without_password(value)
+    if value is None or isinstance(value, (int, float, bool)):
         return value
     if hasattr(value, "local_hparams"):
         return {type(value).__name__: value.local_hparams}

@@ -27,9 +27,13 @@ __all__ = [
     "is_tar",
     "is_uri",
     "parse_uri",
+    "without_password",
 ]
 
 _URI = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+._-]+):(?://(?P<authority>[^/]*))?(?:/+(?P<path>.*))?", re.DOTALL)
+_SECRET_IN_QUERY = re.compile(
+    r"([?&][^=&#\s]*(?:credential|key|pass|secret|sig|token)[^=&#\s]*=)[^&#\s]+", re.IGNORECASE
+)
 _TOTALS = ("epoch", "batch", "sample", "token")
 _IN_EPOCH = ("batch_in_epoch", "sample_in_epoch", "token_in_epoch")
 _CLOCKS = ("total_wct", "epoch_wct", "batch_wct")
@@ -157,6 +161,19 @@ def parse_uri(uri: str) -> tuple[str, str, str]:
 def is_uri(path: str) -> bool:
     """Return True if a path is a URI instead of a local path."""
     return parse_uri(path)[0] != ""
+
+
+def without_password(uri: str) -> str:
+    """Return a URI, for messages and loggers, with "..." in place of its password and of tokens in its query.
+
+    Example:
+        >>> without_password("sftp://me:secret@host/a"), without_password("https://host/a?part=1&sig=5%2F")
+        ('sftp://me:...@host/a', 'https://host/a?part=1&sig=...')
+    """
+    if "://" not in uri:
+        return uri
+    uri = re.sub(r"(://[^/@:]*):[^/]*@", r"\1:...@", uri)  # up to the last "@" of the host, as clients read it
+    return _SECRET_IN_QUERY.sub(r"\1...", uri)
 
 
 def is_tar(name: str | Path) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
 
 from composer.utils.iter_helpers import ensure_tuple
 
@@ -26,6 +27,7 @@ __all__ = [
     "takes_one_input",
     "update_params_in_optimizer",
     "warn_about_kept_modules",
+    "warn_about_narrow_convolutions",
 ]
 
 _log = logging.getLogger(__name__)
@@ -224,6 +226,33 @@ def warn_about_kept_modules(function: str, model: torch.nn.Module, kept: Mapping
     )
     count = "1 module as it is" if len(kept) == 1 else f"{len(kept)} modules as they are"
     warnings.warn(f"`{function}` left {count}:{text}", stacklevel=3)
+
+
+def warn_about_narrow_convolutions(model: torch.nn.Module, layout: str, advice: str, stacklevel: int = 3) -> None:
+    """Warn about convolutions on the CPU whose backward pass in the layout NHWC writes beyond torch's memory.
+
+    They have a kernel of 1 x 1, a stride above 1 and fewer than 8 input channels: torch 2.14 on processors with AVX2.
+
+    Args:
+        model: The model.
+        layout: The beginning of the message: who chooses the layout.
+        advice: What to do instead, besides wider layers.
+        stacklevel: The number of frames from here to the caller that the warning names.
+
+    Warns:
+        UserWarning: The model has such a layer; the first one is named.
+    """
+    for name, layer in model.named_modules():
+        if not isinstance(layer, torch.nn.Conv2d) or is_lazy(layer.weight) or layer.weight.device.type != "cpu":
+            continue
+        if layer.kernel_size == (1, 1) and max(layer.stride) > 1 and layer.in_channels // layer.groups < 8:
+            warnings.warn(
+                f"{layout} the layout NHWC, in which torch can end the process with a memory error: in the backward "
+                f"pass, on a CPU, of a 1 x 1 convolution with a stride above 1 and fewer than 8 input channels, as "
+                f"`{name}` ({layer}). Make it wider, or {advice}.",
+                stacklevel=stacklevel,
+            )
+            return
 
 
 def update_params_in_optimizer(

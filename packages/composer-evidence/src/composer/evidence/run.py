@@ -9,7 +9,6 @@ import math
 import os
 import platform
 import resource
-import tempfile
 import time
 import traceback
 import warnings
@@ -25,6 +24,7 @@ import torch
 
 from composer.algorithms.utils.batchnorm import recalibrate_batchnorm
 from composer.algorithms.warnings import NoEffectWarning, NotIntendedUseWarning
+from composer.checkpoint.durable import atomic_write
 from composer.core import Algorithm, Callback, Engine, Evaluator, Event, State
 from composer.evidence.methods import make_algorithms, training_beside
 from composer.evidence.task import Part, Task, digest
@@ -40,6 +40,7 @@ __all__ = [
     "environment",
     "execute",
     "hold_machine",
+    "machine_lock",
     "make_trainer",
     "read_result",
     "source_hash",
@@ -380,30 +381,32 @@ def _evaluate(
 def hold_machine(*, alone: bool) -> Iterator[None]:
     """Hold this user's lock of this machine, so that no step time is measured during another run.
 
-    The training process holds it, not the command, since it may outlive a killed command.
+    The training process holds it, not the command, since it may outlive a killed command. It is a file in the user's
+    cache folder, where other users cannot create it first, with the name of the machine, as machines may share the
+    folder.
 
     Args:
         alone: Wait until no other process holds the lock, and let no other one begin. False: share it.
     """
-    path = Path(tempfile.gettempdir()) / f"composer-evidence-{os.getuid()}.lock"
+    path = machine_lock()
+    path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
         yield
 
 
+def machine_lock() -> Path:
+    """Return the path of the file that `hold_machine` locks."""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache, "composer", f"evidence-{platform.node()}.lock")
+
+
 def write_atomically(path: Path, text: str) -> None:
     """Write a file so that it is there whole or not at all, also after a kill."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
+    with atomic_write(path) as temporary, temporary.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 @cache

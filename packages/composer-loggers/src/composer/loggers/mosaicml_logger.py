@@ -19,6 +19,7 @@ from composer.core.deferred_value import DeferredValue
 from composer.loggers import LoggerDestination
 from composer.loggers.spi import Logged, Sender, hold_metrics
 from composer.utils import check_finite, dist, ensure_tuple
+from composer.utils.file_helpers import without_password
 from composer.utils.retrying import DeliveryDeadline
 
 if TYPE_CHECKING:
@@ -187,7 +188,7 @@ class MosaicMLLogger(LoggerDestination):
 
     def after_load(self, state: State, logger: Logger) -> None:
         if state.load_path is not None:
-            self.log_metadata({"checkpoint_resumed_path": state.load_path})
+            self.log_metadata({"checkpoint_resumed_path": without_password(state.load_path)})
         self._log_run_urls(logger)
 
     def fit_start(self, state: State, logger: Logger) -> None:

@@ -34,6 +34,7 @@ from composer.loggers.spi import (
 )
 from composer.utils import check_finite, dist, format_name_with_dist, is_uri
 from composer.utils.collect_env import cpu_model
+from composer.utils.file_helpers import without_password
 
 if TYPE_CHECKING:
     from composer.loggers import Logger
@@ -563,7 +564,7 @@ def _plain(value: Any, key: str = "") -> Any:
 
     Args:
         value: The logged value.
-        key: Its name. Values with the name of a secret are hidden, and so are user names and passwords in URIs.
+        key: Its name. Values with the name of a secret are hidden, and so are user names, passwords and tokens in URIs.
     """
     if _SECRET.search(key):
         return "(hidden)"
@@ -578,7 +579,7 @@ def _plain(value: Any, key: str = "") -> Any:
     if isinstance(value, list | tuple | set | frozenset):
         return [_plain(item) for item in value]
     text = value if isinstance(value, str) else format_log_data_value(value)
-    return _short(_USER_IN_URI.sub("", _ADDRESS.sub("", text)))
+    return _short(without_password(_USER_IN_URI.sub("", _ADDRESS.sub("", text))))
 
 
 def _number(value: Any) -> Any:

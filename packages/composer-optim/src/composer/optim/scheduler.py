@@ -355,12 +355,7 @@ class _WithWarmup(Schedule):
         Both are in [0, 1].
         """
         begin, end = _convert_time(self.t_warmup, state), _convert_time(self.t_max, state, ssr)
-        if begin.unit is not end.unit:
-            raise ValueError(
-                f"Cannot use warmup scheduler: `t_warmup` and `t_max` must convert to the same unit, got "
-                f"{str(self.t_warmup)!r}, which converts to {str(begin)!r}, and {str(self.t_max)!r}, which converts to "
-                f"{str(end)!r}. Write both in one unit."
-            )
+        _check_units(begin, end)
         _check_covers_run(end, state)
         top = _convert_time(self.t_warmup, state, ssr if self.scale_warmup else 1.0)
         _check_warmup("`t_warmup`", top, end, self._is_fixed, stacklevel=5)
@@ -824,6 +819,15 @@ def _end_of_run(state: State, unit: TimeUnit) -> Time[Any] | None:
     return end
 
 
+def _check_units(t_warmup: Time[Any], t_max: Time[Any]) -> None:
+    """Raise ValueError if two converted times have different units."""
+    if t_warmup.unit is not t_max.unit:
+        raise ValueError(
+            f"Cannot use warmup scheduler: `t_warmup` and `t_max` must convert to the same unit, got {str(t_warmup)!r} "
+            f"and {str(t_max)!r} after conversion. Write both in one unit."
+        )
+
+
 def _check_warmup(names: str, length: Time[Any], end: Time[Any] | None, is_fixed: bool, stacklevel: int) -> None:
     """Check that a warmup is not longer than the schedule; only warn if the schedule's end is that of the run.
 
@@ -872,6 +876,11 @@ def _check_covers_run(t_max: Time[Any], state: State) -> None:
             f"a run of {str(end)!r}. Use `t_max='1dur'`. For a constant rate at the end, pass a function of your own, "
             f"such as `lambda state, ssr=1.0: max(0.1, 1 - float(state.get_elapsed_duration()) / 0.8)`."
         )
+
+
+# Schedules of other projects, written for MosaicML's Composer, import these names.
+_raise_if_max_duration_exceeds_t_max = _check_covers_run
+_raise_if_warmup_and_max_incompatible = _check_units
 
 
 # ---- schedulers of torch ----

@@ -78,6 +78,7 @@ from composer.utils import checkpoint, dist, ensure_tuple, extract_hparams, get_
 from composer.utils.collect_env import get_composer_env
 from composer.utils.html import details
 from composer.utils.import_helpers import import_from_distribution
+from composer.utils.module_surgery import warn_about_narrow_convolutions
 from composer.utils.parallelism import ParallelismConfig
 from composer.utils.terminal import open_stream
 
@@ -185,7 +186,7 @@ class Trainer(_RejectsRemovedArguments):
             notebook, which shows stderr as an error, `"stderr"` is stdout.
         console_log_interval: How often to print, in epochs or batches.
         log_traces: Log which algorithms ran.
-        auto_log_hparams: Log the arguments of this constructor as hyperparameters.
+        auto_log_hparams: Log the arguments of this constructor as hyperparameters, without passwords in URIs.
         device: `"cpu"`, `"gpu"` or `"cuda"`, `"cuda:1"`, `"mps"`, a `torch.device` or a `Device`; None or `"auto"`: a
             GPU if there is one.
         precision: `"fp32"`, `"amp_fp16"`, `"amp_bf16"`, `"amp_fp8"`, or what other trainers call them (`"bf16-mixed"`,
@@ -207,7 +208,8 @@ class Trainer(_RejectsRemovedArguments):
         profiler: A `composer.profiler.Profiler`. It slows down the batches that it profiles, and cannot be used with
             the microbatch size `"auto"`.
         python_log_level: Show the library's log records of at least this level (`"info"`, `"debug"`).
-        compile_config: Arguments of `torch.compile`; `{}`: compile with its defaults; None: do not compile.
+        compile_config: Arguments of `torch.compile`; `{}`: compile with its defaults; None: do not compile. A warning
+            names a layer that torch cannot train on a CPU in the layout that its compiler chooses, and the way out.
         compile_step: Compile the whole step: the loss in one graph with the forward pass (and so their backward pass),
             unless something acts between them at AFTER_FORWARD or BEFORE_LOSS, and the steps of the optimizers, unless
             gradients are scaled (fp16) or the optimizer runs the passes itself (`SAM`).
@@ -640,7 +642,14 @@ class Trainer(_RejectsRemovedArguments):
         reproducibility.seed_all(self.state.seed)
         self.state.model = self._parallel.wrap(self.state.model, self.state.algorithms)
         if compile_config is not None:
-            self.state.model.compile(**compile_config)
+            self._compile_model(compile_config)
+
+    def _compile_model(self, config: dict[str, Any]) -> None:
+        options = config.get("options") or {}
+        if config.get("backend", "inductor") == "inductor" and options.get("layout_optimization", True):
+            advice = 'pass `compile_config={"options": {"layout_optimization": False}}`'
+            warn_about_narrow_convolutions(self._model, "`torch.compile` can choose", advice, stacklevel=5)
+        self.state.model.compile(**config)
 
     def _announce(self, text: str) -> None:
         """Show a message to the user: in the log and, with a progress bar or console logger, on its stream."""
@@ -819,7 +828,7 @@ class Trainer(_RejectsRemovedArguments):
         )
 
     def _compile(self, config: dict[str, Any]) -> None:
-        self.state.model.compile(**config)
+        self._compile_model(config)
         if self._compile_step_config is not None:
             self._compile_step_config = config
         if self.auto_log_hparams:

@@ -270,3 +270,17 @@ def test_whoever_runs_the_loop_keeps_the_place_in_the_data(make_trainer: Any, tm
     make_trainer(train_dataloader=make_trainer.loader(shuffle=True), callbacks=[Saver()]).fit()
 
     assert same_weights(finished(None).model, finished(tmp_path / "ep0-ba3").model)
+
+
+def test_a_checkpoint_does_not_choose_what_it_sets(make_trainer: Any, tmp_path: Path) -> None:
+    trainer = make_trainer()
+    trainer.fit()
+    path = trainer.save_checkpoint(str(tmp_path / "run.pt"))
+    content = torch.load(path, weights_only=False)
+    content["resumption"]["values"] |= {"total_loss_dict": {"loss/train/total": 7.0}, "algorithms": "elsewhere"}
+    torch.save(content, path)
+
+    resumed = make_trainer(load_path=path)
+
+    assert {"loss/train/total": 7.0} == resumed.state.total_loss_dict
+    assert "elsewhere" != resumed.state.algorithms

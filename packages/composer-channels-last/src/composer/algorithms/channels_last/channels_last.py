@@ -29,7 +29,8 @@ def apply_channels_last(model: torch.nn.Module) -> None:
 
     Warns:
         NoEffectWarning: The model has no tensor with four or five dimensions.
-        UserWarning: The model has lazy modules, which are skipped because their shapes are not known yet.
+        UserWarning: The model has lazy modules, which are skipped because their shapes are not known yet; or it is on a
+            CPU and has a convolution that torch cannot train in this layout, see "When not to use it" in the README.
 
     Example:
         >>> conv = torch.nn.Conv2d(2, 4, kernel_size=3)
@@ -42,6 +43,7 @@ def apply_channels_last(model: torch.nn.Module) -> None:
     lazy = [m for m in model.modules() if isinstance(m, LazyModuleMixin) and m.has_uninitialized_params()]
     reason = "its shape is not known yet. Run the model on one batch first"
     module_surgery.warn_about_kept_modules("apply_channels_last", model, dict.fromkeys(lazy, reason))
+    module_surgery.warn_about_narrow_convolutions(model, "`apply_channels_last` chooses", "leave `ChannelsLast` out")
     model._apply(_channels_last)  # type: ignore[no-untyped-call]
     tensors = (tensor for tensor in (*model.parameters(), *model.buffers()) if not is_lazy(tensor))
     if not any(tensor.dim() in _FORMATS for tensor in tensors):

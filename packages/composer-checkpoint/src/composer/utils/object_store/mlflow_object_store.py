@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from composer.checkpoint.durable import symlink_or_copy
 from composer.checkpoint.names import MLFLOW_DBFS_PATH_PREFIX as MLFLOW_DBFS_PATH_PREFIX
 from composer.checkpoint.names import MLFLOW_EXPERIMENT_ID_FORMAT_KEY as MLFLOW_EXPERIMENT_ID_FORMAT_KEY
 from composer.checkpoint.names import MLFLOW_RUN_ID_FORMAT_KEY as MLFLOW_RUN_ID_FORMAT_KEY
@@ -129,7 +130,7 @@ class MLFlowObjectStore(ObjectStore):
         with tempfile.TemporaryDirectory(prefix="composer-mlflow-") as temporary:
             # MLflow names the artifact after the file.
             link = Path(temporary) / name
-            os.symlink(os.path.realpath(filename), link)
+            symlink_or_copy(filename, link)
             with _translated(self.get_uri(object_name)):
                 self._client.log_artifact(self.run_id, str(link), folder or None)
         if callback is not None:

@@ -14,6 +14,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import warnings
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -162,6 +163,11 @@ def _load_attribute(state: State, name: str, value: Any) -> None:
     elif name == "dataset_state" and value is not None:
         state.dataset_state = value
         state._load_dataset_state()
+    elif name == "run_name" and (os.path.isabs(value) or ".." in value.replace("\\", "/").split("/")):
+        raise ValueError(
+            f"The saved `run_name` must not lead out of the folders that are named after it, got {value!r}. Load the "
+            f"rest with `load_ignore_keys=['state/run_name']`."
+        )
     else:
         setattr(state, name, value)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import re
-import tempfile
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -201,9 +200,10 @@ def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def _save(weights: dict[str, Any], path: Path, as_safetensors: bool) -> None:
     """Write to a temporary file and rename it, so that an existing file is replaced only by a complete one."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-    os.close(handle)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
+        temporary.touch()
+        mode = temporary.stat().st_mode
         if as_safetensors:
             from safetensors.torch import save_file
 
@@ -211,8 +211,7 @@ def _save(weights: dict[str, Any], path: Path, as_safetensors: bool) -> None:
             save_file({k: v.clone().contiguous() for k, v in weights.items()}, temporary, metadata={"format": "pt"})
         else:
             torch.save(weights, temporary)
-        os.chmod(temporary, 0o644)
+        temporary.chmod(mode)  # `save_file` lets only the owner read it, whatever the umask
         os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    finally:
+        temporary.unlink(missing_ok=True)

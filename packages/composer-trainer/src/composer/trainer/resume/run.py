@@ -167,8 +167,10 @@ class RunProgress:
         self.loader.load_state_dict(progress.pop("loader", None), content.get("rng"))
         previous = progress.get("previous_timestamp")
         self.state.previous_timestamp = None if previous is None else _timestamp(previous)
-        for name, values in progress.pop("values", {}).items():
-            setattr(self.state, name, values)
+        values = progress.pop("values", {})
+        for name in _VALUES:  # the file does not choose what it sets
+            if name in values:
+                setattr(self.state, name, values[name])
         # A checkpoint without this entry is taken to be of the program's first call.
         loaded.fits = [_timestamp(saved) for saved in progress.pop("fits", [])] or [Timestamp()]
         loaded.is_applied = False
