@@ -144,7 +144,7 @@ def _setting(loss: Any, name: str) -> Any:
     if value is not None or isinstance(loss, torch.nn.Module):
         return value
     # Same as `inspect.signature`, which takes longer than the loss of a small batch.
-    function = inspect.unwrap(loss)
+    function: Any = inspect.unwrap(loss)
     function = function if hasattr(function, "__code__") else getattr(type(function), "__call__", None)  # noqa: B004
     code = getattr(function, "__code__", None)
     if code is None:
