@@ -270,7 +270,7 @@ def _setting(loss: Any, name: str) -> Any:
     if value is not None or isinstance(loss, torch.nn.Module):
         return value
     # Same as `inspect.signature`, which takes longer than the loss of a small batch.
-    function = inspect.unwrap(loss)
+    function: Any = inspect.unwrap(loss)
     if callable(function) and not hasattr(function, "__code__"):
         function = type(function).__call__
     code = getattr(function, "__code__", None)
