@@ -29,6 +29,7 @@ from composer.core import (
     State,
 )
 from composer.loggers import Logger
+from composer.loss.utils import ignored_label
 from composer.models import ModuleWithLoss
 from composer.utils import check_flags, plain_number, unwrapped_model
 
@@ -189,7 +190,8 @@ class ChunkedCrossEntropy(Algorithm):
         head_name: The name of the head, the last layer of the model; may contain dots. None: the output embeddings of a
             model of `transformers`.
         target_key: Position of the labels in the batch; see `State.batch_get_item`. None: 1, the targets.
-        ignore_index: The label of tokens that do not count.
+        ignore_index: The label of tokens that do not count. None: the one that the loss of the model ignores, or -100
+            if it does not say.
         shift_labels: Predict the labels of the next tokens. None: as `shift_labels` of the model, which
             `HuggingFaceModel` has, and False for other models.
         label_smoothing: See `compute_chunked_cross_entropy`. Only in training, like `z_loss`.
@@ -232,21 +234,25 @@ class ChunkedCrossEntropy(Algorithm):
         self,
         head_name: str | None = None,
         target_key: Any = None,
-        ignore_index: int = -100,
+        ignore_index: int | None = None,
         shift_labels: bool | None = None,
         label_smoothing: float = 0.0,
         z_loss: float = 0.0,
         chunk_size: int | None = None,
         kernel: str | None = None,
     ) -> None:
-        check_arguments(ignore_index, label_smoothing, z_loss, None, chunk_size, kernel)
+        check_arguments(
+            -100 if ignore_index is None else ignore_index, label_smoothing, z_loss, None, chunk_size, kernel
+        )
         if shift_labels is not None:
             check_flags(shift_labels=shift_labels)
         self.head_name, self.target_key = head_name, target_key
-        self.ignore_index, self.shift_labels = plain_number(ignore_index), shift_labels
+        self.ignore_index = None if ignore_index is None else plain_number(ignore_index)
+        self.shift_labels = shift_labels
         self.label_smoothing, self.z_loss = plain_number(label_smoothing), plain_number(z_loss)
         self.chunk_size = None if chunk_size is None else plain_number(chunk_size)
         self.kernel = kernel
+        self._ignored = -100 if ignore_index is None else ignore_index
         self._head: ChunkedHead | None = None
         self._hides_labels = False
         self._batch: Any = None  # the batch with labels, during the forward pass
@@ -292,12 +298,15 @@ class ChunkedCrossEntropy(Algorithm):
             )
         if owner is not None:
             _check_model(owner)
+        of_loss = ignored_label(model)
+        if self.ignore_index is None and of_loss is not None:
+            self._ignored = of_loss
         if isinstance(model, ModuleWithLoss):
-            _check_loss(model.loss_fn, {"label_smoothing": self.label_smoothing, "ignore_index": self.ignore_index})
+            _check_loss(model.loss_fn, {"label_smoothing": self.label_smoothing, "ignore_index": self._ignored})
         head.__class__ = ChunkedHead
         assert isinstance(head, ChunkedHead)
         head.options = {
-            "ignore_index": self.ignore_index,
+            "ignore_index": self._ignored,
             "label_smoothing": self.label_smoothing,
             "z_loss": self.z_loss,
             "chunk_size": self.chunk_size,
@@ -312,7 +321,7 @@ class ChunkedCrossEntropy(Algorithm):
         batch = self._batch = state.batch
         targets, _ = labels_and_mask(state, self.target_key)
         if shifts_labels(state, self.shift_labels):
-            targets = F.pad(targets[:, 1:], (0, 1), value=self.ignore_index)
+            targets = F.pad(targets[:, 1:], (0, 1), value=self._ignored)
         self._head.targets = targets
         if self._hides_labels and isinstance(batch, Mapping):
             state.batch = {key: value for key, value in batch.items() if key != "labels"}

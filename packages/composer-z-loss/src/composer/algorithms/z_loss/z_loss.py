@@ -18,7 +18,7 @@ from composer.core import (
     State,
 )
 from composer.loggers import Logger
-from composer.loss.utils import check_for_index_targets
+from composer.loss.utils import check_for_index_targets, ignored_label
 from composer.utils import check_finite, check_flags, check_integers, plain_number
 
 __all__ = ["ZLoss", "compute_z_loss"]
@@ -128,7 +128,8 @@ class ZLoss(Algorithm):
         coefficient: The weight c of the term, at least 0. 0 only logs.
         target_key: Position of the labels in the batch; see `State.batch_get_item`. None: 1, the targets.
         mask_key: Position of a mask in the batch, with zeros where tokens do not count. None: only labels decide.
-        ignore_index: The label of positions that do not count.
+        ignore_index: The label of positions that do not count. None: the one that the loss of the model ignores, or
+            -100 if it does not say.
         shift_labels: Compare logits with the labels of the next tokens. None: as `shift_labels` of the model, which
             `HuggingFaceModel` has, and False for other models.
         dim: The dimension of the classes: the last or 1; see `compute_z_loss`.
@@ -155,12 +156,13 @@ class ZLoss(Algorithm):
         coefficient: float = 1e-4,
         target_key: Any = None,
         mask_key: Any = None,
-        ignore_index: int = -100,
+        ignore_index: int | None = None,
         shift_labels: bool | None = None,
         dim: int | None = None,
     ) -> None:
         _check_coefficient(coefficient)
-        check_integers(ignore_index=ignore_index)
+        if ignore_index is not None:
+            check_integers(ignore_index=ignore_index)
         if shift_labels is not None:
             check_flags(shift_labels=shift_labels)
         if dim is not None:
@@ -169,7 +171,7 @@ class ZLoss(Algorithm):
             raise ValueError(f"`dim` must be -1, 1 or None, got {dim!r}. Use -1 for the logits of a language model.")
         self.coefficient = plain_number(coefficient)
         self.target_key, self.mask_key = target_key, mask_key
-        self.ignore_index = plain_number(ignore_index)
+        self.ignore_index = None if ignore_index is None else plain_number(ignore_index)
         self.shift_labels, self.dim = shift_labels, dim
         self._parts: list[tuple[torch.Tensor, torch.Tensor]] = []  # sum and count of each microbatch, on the device
 
@@ -178,7 +180,9 @@ class ZLoss(Algorithm):
         if event is Event.BEFORE_TRAIN_BATCH:
             self._parts = []  # a pass that ran out of memory is repeated
         elif event is Event.BEFORE_BACKWARD:
-            total, count = _sum_of_squares(*self._inputs(state), self.ignore_index, self.dim)
+            ignored = ignored_label(state.model) if self.ignore_index is None else self.ignore_index
+            inputs = self._inputs(state)
+            total, count = _sum_of_squares(*inputs, -100 if ignored is None else ignored, self.dim)
             self._parts.append((total.detach(), count))
             state.loss = add_to_loss(state.loss, self.coefficient * (total / count.clamp(min=1)), "z_loss")
         elif self._parts:
