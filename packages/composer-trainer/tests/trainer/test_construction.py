@@ -168,6 +168,10 @@ def test_an_endless_loader_trains_epochs_of_a_given_length(make_trainer: MakeTra
     advice = r"`train_subset_num_batches=\.\.\.`, the number of batches per epoch, or a `max_duration` such as '1000ba'"
     with pytest.raises(ValueError, match=rf"must have an end, got a cycle .*'3ep', pass {advice}"):
         make_trainer(train_dataloader=itertools.cycle(make_trainer.loader()), max_duration="3ep")
+    trainer = make_trainer(train_dataloader=itertools.cycle(make_trainer.loader()), max_duration=None)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="must have an end"):
+            trainer.fit(duration="3ep")
 
 
 class Lazy(ComposerModel):

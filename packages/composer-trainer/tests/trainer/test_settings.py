@@ -363,7 +363,7 @@ def test_all_wrong_arguments_are_named_in_one_error(make_trainer: MakeTrainer) -
     ) as e:
         make_trainer(save_interval=-1, progress_bar="yes")
     assert 2 == len(str(e.value).splitlines())
-    with pytest.raises(TypeError, match=r"`progress_bar`.*\n.*`seed` must be an integer"):
+    with pytest.raises(TypeError, match=r"`seed` must be an integer.*\n`progress_bar`"):
         make_trainer(progress_bar="yes", seed="a")
 
 

@@ -219,7 +219,7 @@ def warn_of_arguments_without_effect(
         needs = _NEEDS.get(name, ())
         if has_saver and (name == "save_folder" or name in _SAVING):
             ignored.setdefault("with a `CheckpointSaver` in `callbacks`, whose arguments are used", []).append(name)
-        elif needs and not any(arguments[each] not in (None, False) for each in needs):
+        elif needs and all(arguments[each] is None or arguments[each] is False for each in needs):
             ignored.setdefault("without " + " or ".join(f"`{each}`" for each in needs), []).append(name)
     if ignored:
         reasons = [f"{', '.join(f'`{name}`' for name in names)} {reason}" for reason, names in ignored.items()]

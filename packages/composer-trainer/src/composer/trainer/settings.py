@@ -330,13 +330,13 @@ class RunSettings:
                 f"a list, or another iterable that can be iterated repeatedly."
             )
         if epochs > 0 and state.dataloader_limit is None and loader is not self._unsized:
-            self._unsized = loader
             check_ends(
                 "train_dataloader",
                 loader,
                 f"Because `max_duration` is {str(limit)!r}, pass `train_subset_num_batches=...`, the number of batches "
                 f"per epoch, or a `max_duration` such as '1000ba'.",
             )
+            self._unsized = loader
 
 
 def _scaled(duration: Time[Any], ratio: float, argument: str) -> Time[Any]:
