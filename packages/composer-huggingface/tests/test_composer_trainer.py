@@ -996,6 +996,14 @@ def test_inputs_without_a_usual_name_are_asked_for_before_the_first_forward_pass
         ComposerTrainer(Net(), arguments(remove_unused_columns=False), train_dataset=rows, algorithms=Scaling()).train()
 
 
+def test_an_error_of_the_first_step_says_what_the_step_saw(caplog: pytest.LogCaptureFixture) -> None:
+    rows = [{**row, "labels": row["labels"] + 99} for row in data().dataset]
+    with pytest.raises(IndexError) as caught:
+        ComposerTrainer(Net(), arguments(), train_dataset=rows, algorithms=[]).train()
+    text = "\n".join(getattr(caught.value, "__notes__", [])) or caplog.text
+    assert 1 == text.count("The first step saw:\n  batch['x']: float32")
+
+
 class Scaling(Algorithm):
     """Doubles the inputs."""
 

@@ -357,6 +357,14 @@ def test_a_failed_run_leaves_the_weights_of_training(during: str) -> None:
     assert state.timestamp.batch == (3 if during == "training" else LENGTH)
 
 
+def test_an_error_of_the_first_step_says_what_the_step_saw(caplog: pytest.LogCaptureFixture) -> None:
+    training = Training([], loss=lambda outputs, batch: criterion(outputs, batch).detach())
+    with pytest.raises(RuntimeError, match="does not require grad") as caught:
+        training.train()
+    text = "\n".join(getattr(caught.value, "__notes__", [])) or caplog.text
+    assert 1 == text.count("The loss has no gradient")
+
+
 @pytest.mark.parametrize("step", [2, LENGTH, LENGTH + 1])
 @pytest.mark.parametrize("error", [Died, KeyboardInterrupt])
 def test_a_failed_run_goes_on_with_the_next_batch(error: type[BaseException], step: int) -> None:

@@ -211,6 +211,17 @@ def test_averages_are_evaluated() -> None:
     assert torch.equal(net.seen[-1], net.layers[0].weight)
 
 
+def test_an_error_of_the_first_step_says_what_the_step_saw(caplog: pytest.LogCaptureFixture) -> None:
+    class Beyond(Net):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return cross_entropy(self(batch[0]), batch[1] + 99)
+
+    with pytest.raises(IndexError) as caught:
+        trainer_of(ComposeCallback([])).fit(Beyond(), data())
+    text = "\n".join(getattr(caught.value, "__notes__", [])) or caplog.text
+    assert 1 == text.count("The first step saw:\n  batch[0]: float32")
+
+
 class LossNet(SplitNet):
     """Computes its loss with `self.composer.loss` everywhere, and logs it."""
 

@@ -310,8 +310,8 @@ class Engine:
             TypeError: The batch cannot be indexed by it.
         """
         state = self.state
-        for key in (0, 1):
-            state.batch_key(key)
+        state.batch_key(0)
+        state.batch_key(1)
         for algorithm in state.algorithms:
             events, key = declared_events(algorithm), getattr(algorithm, "target_key", None)
             if isinstance(key, (int, str)) and events and events.isdisjoint(_BEFORE_OUTPUTS):
