@@ -245,7 +245,7 @@ def warn_about_narrow_convolutions(model: torch.nn.Module, layout: str, advice: 
     for name, layer in model.named_modules():
         if not isinstance(layer, torch.nn.Conv2d) or is_lazy(layer.weight) or layer.weight.device.type != "cpu":
             continue
-        if layer.kernel_size == (1, 1) and max(layer.stride) > 1 and layer.in_channels // layer.groups < 8:
+        if layer.kernel_size == (1, 1) and max(layer.stride) > 1 and layer.in_channels < 8:
             warnings.warn(
                 f"{layout} the layout NHWC, in which torch can end the process with a memory error: in the backward "
                 f"pass, on a CPU, of a 1 x 1 convolution with a stride above 1 and fewer than 8 input channels, as "
