@@ -277,9 +277,9 @@ class DataParallel(SingleProcess):
 
     def mean_count(self, count: Count, microbatches: int) -> Count:
         # The sum of squares tells every rank whether all have the same number of microbatches.
-        on_device = isinstance(count, torch.Tensor)
+        on_host = 0.0 if isinstance(count, torch.Tensor) else count
         total: Count
-        total, number, squares = self._all_reduce((0 if on_device else count, microbatches, microbatches**2))
+        total, number, squares = self._all_reduce((on_host, microbatches, microbatches**2))
         self._equal_microbatches = squares * self.world_size == number**2
         if isinstance(count, torch.Tensor):
             total = count.clone()
