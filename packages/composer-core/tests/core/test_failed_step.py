@@ -1,4 +1,4 @@
-"""What an error of the first step says about the step."""
+"""Tests of what an error of the first step says about the step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the first step of a run had seen when it failed, added to its error."""
+"""Notes that a failing first step adds to its error: batch, outputs, model and optimizers, and likely causes."""
 
 from __future__ import annotations
 
