@@ -44,7 +44,6 @@ def train(run: Any, visualizer: ImageVisualizer, model: Any, data: Any, **kwargs
         eval_dataloader=DataLoader(data, batch_size=4),
         **kwargs,
     )
-    begun.trainer.logger.destinations = (*begun.trainer.logger.destinations, album)
     begun.fit()
     return album
 
