@@ -17,6 +17,8 @@ from transformers import (
     GPT2LMHeadModel,
     SegformerConfig,
     SegformerForSemanticSegmentation,
+    Wav2Vec2Config,
+    Wav2Vec2ForCTC,
 )
 
 from composer import Trainer
@@ -130,16 +132,36 @@ def segformer() -> SegformerForSemanticSegmentation:
     return model
 
 
+def spoken() -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(1, 8, (4, 4), generator=generator)
+    labels[:2, 1:] = -100
+    return {"input_values": torch.randn(4, 400, generator=generator), "labels": labels}
+
+
+def wav2vec2() -> Wav2Vec2ForCTC:
+    torch.manual_seed(0)
+    names = ("hidden_dropout", "attention_dropout", "feat_proj_dropout", "final_dropout", "activation_dropout")
+    sizes: dict[str, Any] = {"conv_dim": (8,), "conv_kernel": (10,), "conv_stride": (10,), "vocab_size": 8}
+    sizes |= dict.fromkeys(("hidden_size", "intermediate_size"), 8) | dict.fromkeys(names, 0.0)
+    sizes |= {"num_hidden_layers": 1, "num_attention_heads": 2, "layerdrop": 0.0, "apply_spec_augment": False}
+    sizes |= {"num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2}
+    return Wav2Vec2ForCTC(Wav2Vec2Config(ctc_loss_reduction="mean", feat_extract_norm="layer", **sizes))
+
+
 MODELS: dict[str, tuple[Any, Any]] = {
     "next tokens": (partial(tiny.gpt2, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0), padded),
     "masked tokens": (partial(tiny.bert, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0), padded),
     "an encoder-decoder": (partial(tiny.t5, dropout_rate=0.0), padded),
     "pixels": (segformer, segments),
+    "speech": (wav2vec2, spoken),
 }
 
 
-@pytest.mark.parametrize("on_tokens", [False, True])
-@pytest.mark.parametrize("case", MODELS)
+# The loss of CTC is a mean over examples, so it has no tokens to count.
+@pytest.mark.parametrize(
+    ("case", "on_tokens"), [*((case, False) for case in MODELS), *((case, True) for case in MODELS if case != "speech")]
+)
 def test_microbatches_weigh_by_the_labels_that_the_loss_counts(case: str, on_tokens: bool) -> None:
     make, batch = MODELS[case]
 

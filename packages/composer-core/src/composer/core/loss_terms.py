@@ -105,8 +105,8 @@ class LossTerms:
         labels = _targets_of(self._model, batch) if self._is_mean else None
         if not isinstance(labels, torch.Tensor) or not labels.dim() or not check_for_index_targets(labels):
             return None
-        if self._ignored is None and labels.device.type != "cpu":
-            return None
+        if self._ignored is None and (labels.device.type != "cpu" or hasattr(self._model, "ignore_index")):
+            return None  # on an accelerator they would have to be read; `ignore_index=None` says that none is ignored
         return labels[:, 1:] if self._shifts and labels.dim() > 1 else labels
 
 

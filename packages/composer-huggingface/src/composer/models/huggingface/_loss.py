@@ -13,12 +13,12 @@ class LabelLoss(MeanLoss):
     """The mean of the loss over all labels. Batches without labels, for which there is no loss, do not count.
 
     Args:
-        ignored: The label that does not count.
+        ignored: The label that does not count; None: the loss is a mean over examples.
     """
 
     needs_batch = True
 
-    def __init__(self, ignored: int = -100) -> None:
+    def __init__(self, ignored: int | None = -100) -> None:
         super().__init__()
         self.ignored = ignored
 
@@ -33,5 +33,6 @@ class LabelLoss(MeanLoss):
         loss = outputs.get("loss")
         if loss is None or labels is None:
             return
-        count: Any = len(labels) if labels.is_floating_point() else (labels != self.ignored).sum()
+        are_examples = self.ignored is None or labels.is_floating_point()
+        count: Any = len(labels) if are_examples else (labels != self.ignored).sum()
         super().update(loss, count)

@@ -54,7 +54,8 @@ class HuggingFaceModel(ComposerModel):
         model_forward_args: The names of the arguments of its `forward`.
         labels: The labels of the last evaluated batch.
         ignore_index: The label that the loss leaves out of its mean: -100, or the `semantic_loss_ignore_index` of a
-            model for segmentation. Microbatches and ranks are weighted by the other labels.
+            model for segmentation. Microbatches and ranks are weighted by the other labels. None for CTC, whose loss is
+            not a mean over labels: they are weighted by their samples.
         train_metrics: Metrics by name.
         val_metrics: Metrics by name.
         using_peft: True if the model has an adapter.
@@ -122,9 +123,11 @@ class HuggingFaceModel(ComposerModel):
                 _peft.save_adapters_only(self)
 
     @property
-    def ignore_index(self) -> int:
-        """Return the label that the loss of the model leaves out of its mean."""
+    def ignore_index(self) -> int | None:
+        """Return the label that the loss of the model leaves out of its mean; None if that is not over labels."""
         inner = _peft.maybe_get_underlying_model(self.model)
+        if "CTC" in type(inner).__name__:
+            return None
         if "Segmentation" in type(inner).__name__:  # classifiers of images have the setting, too, and do not read it
             return int(getattr(self.config, "semantic_loss_ignore_index", -100))
         return -100
