@@ -360,11 +360,11 @@ def test_a_full_disk_is_a_clear_error(tmp_path: Path, monkeypatch: pytest.Monkey
     write_file({"state": 1}, tmp_path / "a.pt")
     real = torch.save
 
-    def save(obj: Any, file: Any) -> None:
+    def save(obj: Any, file: Any, **options: Any) -> None:
         with open("/dev/full", "wb") as full:
             full.write(b"x")
             full.flush()
-        real(obj, file)
+        real(obj, file, **options)
 
     monkeypatch.setattr(torch, "save", save)
     with pytest.raises(

@@ -93,7 +93,7 @@ def _warn_of_other_owners() -> None:
     """Warn if a distribution is installed whose files have the names of these, such as MosaicML's Composer."""
     folders = {folder for folder in map(os.path.dirname, __path__) if folder.endswith("-packages")}
     # Listing a folder takes a fraction of a millisecond; `importlib.metadata` would double the time of this import.
-    names = sorted(name for folder in folders for name in os.listdir(folder) if name.endswith(".dist-info"))
+    names = sorted({name for folder in folders for name in os.listdir(folder) if name.endswith(".dist-info")})
     own = [name.removesuffix(".dist-info").replace("-", "==") for name in names if name.startswith("composer_")]
     for other in {"composer", "mosaicml"}.intersection(name.partition("-")[0] for name in names):
         warnings.warn(
