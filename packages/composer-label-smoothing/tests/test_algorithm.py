@@ -19,6 +19,7 @@ from composer.core import (
     Algorithm,
     Engine,
     Event,
+    HostedRun,
     Placement,
     State,
 )
@@ -206,12 +207,28 @@ def test_loss_and_gradient_are_those_of_torch_also_if_most_labels_are_ignored(
     outputs = torch.randn(shape[0], 3, *shape[1:], dtype=torch.float64, requires_grad=True)
     labels = torch.randint(1, 3, shape)
     labels.flatten()[2:] = ignored
-    reduction = loss_setting(loss, "reduction") or "mean"
-    expected = F.cross_entropy(outputs, labels, label_smoothing=0.3, ignore_index=ignored, reduction=reduction)
+    options = {"reduction": loss_setting(loss, "reduction") or "mean", "weight": loss_setting(loss, "weight")}
+    expected = F.cross_entropy(outputs, labels, label_smoothing=0.3, ignore_index=ignored, **options)
     actual = smoothed_loss(loss, outputs, labels)
 
     torch.testing.assert_close(expected, actual)
     torch.testing.assert_close(torch.autograd.grad(expected, outputs), torch.autograd.grad(actual, outputs))
+
+
+def test_a_loop_finds_the_ignored_label_of_its_loss() -> None:
+    def loss(outputs: torch.Tensor, batch: Any, ignore_index: int = 2) -> torch.Tensor:
+        return soft_cross_entropy(outputs, batch[1], ignore_index=ignore_index)
+
+    torch.manual_seed(0)
+    model, inputs, labels = torch.nn.Linear(4, 3), torch.randn(6, 4), torch.tensor([0, 1, 2, 2, 2, 2])
+    expected = F.cross_entropy(model(inputs), labels, ignore_index=2, label_smoothing=0.3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run = HostedRun(
+        model, [LabelSmoothing(0.3)], loss=loss, optimizers=optimizer, dataloader=[(inputs, labels)], max_duration="1ba"
+    )
+    run.begin_fit()
+    batches = run.epoch()
+    torch.testing.assert_close(expected, run.loss(next(batches)))
 
 
 def test_a_batch_without_a_counted_label_has_no_gradient() -> None:

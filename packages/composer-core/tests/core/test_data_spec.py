@@ -168,6 +168,13 @@ class TestSplitting:
 
         assert [(part.tolist(), rest) for part, rest in parts] == [([0, 1], scales), ([2, 3], scales)]
 
+    @pytest.mark.parametrize("entry", [torch.tensor, lambda i: {"id": i}, lambda i: {"id": torch.tensor(i)}])
+    def test_a_list_with_an_entry_per_sample_is_split_by_entry(self, entry: Any) -> None:
+        entries = [entry(i) for i in range(4)]
+        parts = default_split_batch({"x": torch.zeros(4, 3), "meta": entries}, 2)
+
+        assert [entries[:2], entries[2:]] == [list(part["meta"]) for part in parts]
+
     def test_a_list_of_objects_next_to_tensors_is_split_by_entry(self) -> None:
         batch = (torch.arange(4), [{"boxes": torch.zeros(count, 4), "id": count} for count in range(4)])
 

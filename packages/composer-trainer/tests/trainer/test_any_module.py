@@ -190,16 +190,18 @@ def test_a_function_of_the_model_is_told_what_it_gets() -> None:
         )
 
 
-def test_an_evaluation_without_metrics_has_the_mean_loss_of_the_labels_that_count() -> None:
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_an_evaluation_without_metrics_has_the_mean_loss_of_the_labels_that_count(reduction: str) -> None:
     inputs = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
     targets = torch.tensor([255, 255, 255, 1, 0, 255])
-    net, loss = torch.nn.Linear(3, 2), torch.nn.CrossEntropyLoss(ignore_index=255)
+    net, loss = torch.nn.Linear(3, 2), torch.nn.CrossEntropyLoss(ignore_index=255, reduction=reduction)
     loader = list(zip(inputs.split(2), targets.split(2), strict=True))  # 0, 1 and 1 labels
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     trainer = Trainer(model=net, loss=loss, optimizers=optimizer, eval_dataloader=loader, progress_bar=False)
     trainer.eval()
 
-    torch.testing.assert_close(trainer.state.eval_metric_values["Loss"], loss(net(inputs), targets).detach())
+    expected = F.cross_entropy(net(inputs), targets, ignore_index=255).detach()
+    torch.testing.assert_close(trainer.state.eval_metric_values["Loss"], expected)
 
 
 def test_an_evaluation_without_metrics_has_the_mean_loss_of_all_examples() -> None:

@@ -14,7 +14,7 @@ import torch
 
 from composer.core import Callback, Evaluator, Event, State
 from composer.loggers import InMemoryLogger, Logger
-from composer.testing import EventCounterCallback, RandomClassificationDataset
+from composer.testing import EventCounterCallback, RandomClassificationDataset, deep_compare
 from composer.trainer.evaluation import Results
 
 MakeTrainer = Any  # the fixture's class, in conftest.py
@@ -116,6 +116,22 @@ def test_evaluation_leaves_training_as_it_was(make_trainer: MakeTrainer) -> None
     assert {(False, False)} == set(modes)
     for a, b in zip(plain.state.model.parameters(), trainer.state.model.parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+def test_the_number_of_evaluations_does_not_change_the_weights(make_trainer: MakeTrainer) -> None:
+    def weights(**kwargs: Any) -> dict[str, torch.Tensor]:
+        torch.manual_seed(0)
+        trainer = make_trainer(train_dataloader=make_trainer.loader(shuffle=True), **kwargs)
+        trainer.fit(duration="1ep")
+        if kwargs:
+            trainer.eval()
+            trainer.predict(make_trainer.loader())
+        trainer.fit(duration="1ep")
+        return trainer.state.model.state_dict()
+
+    expected = weights()
+    for interval in ("1ba", "1ep"):
+        deep_compare(expected, weights(eval_dataloader=make_trainer.loader(), eval_interval=interval))
 
 
 def test_a_batch_replaced_before_the_forward_pass_is_used(make_trainer: MakeTrainer) -> None:

@@ -200,6 +200,8 @@ def _refused(content: Any, allowing: Iterable[str] = ()) -> tuple[str | None, li
             stream.seek(0)
             with torch.serialization.safe_globals(_allowed()):
                 return error.reason, torch.serialization.get_unsafe_globals_in_checkpoint(stream)
+        except Exception as error:  # noqa: BLE001 - types that are allowed for a trial run code of their own
+            return f"it cannot be loaded ({error})", []
     return None, []
 
 

@@ -823,9 +823,10 @@ def _has_samples(item: Any, samples: int) -> bool:
     if is_batch_dataclass(item):
         item = fields_of(item)
     if isinstance(item, torch.Tensor):
-        return not item.ndim or item.shape[0] == samples
+        return item.ndim > 0 and item.shape[0] == samples
     if isinstance(item, Mapping):
-        return all(isinstance(value, _PRIMITIVES) or _has_samples(value, samples) for value in item.values())
+        fields = [value for value in item.values() if not isinstance(value, _PRIMITIVES)]
+        return bool(fields) and all(_has_samples(value, samples) for value in fields)
     if isinstance(item, (list, tuple)):
         if _check_list_is_primitives(item):
             return len(item) == samples

@@ -12,6 +12,7 @@ import torch
 
 from composer.core.display import name_of_model, name_of_optimizer
 from composer.core.precision import Precision
+from composer.loss.utils import ignored_label
 from composer.utils.batch_helpers import batch_get, fields_of, is_batch_dataclass
 
 if TYPE_CHECKING:
@@ -81,11 +82,13 @@ def _causes(state: State, batch: Any) -> Iterator[str]:
     if targets is not None and not (targets.is_floating_point() or targets.is_complex()):
         if targets.dtype not in (torch.int64, torch.uint8, torch.bool):
             yield f"The targets are {_short(targets.dtype)}, but losses of class indices need int64. Use `.long()`."
-        classes, ends = _num_classes(state.outputs, targets), _range(targets, ignored=-100)
+        ignored = ignored_label(state.model)
+        ignored = -100 if ignored is None else ignored
+        classes, ends = _num_classes(state.outputs, targets), _range(targets, ignored)
         if classes is not None and ends is not None and not 0 <= ends[0] <= ends[1] < classes:
             yield (
                 f"The targets are {ends[0]} to {ends[1]}, but the outputs have {classes} classes, which are 0 to "
-                f"{classes - 1}; -100 is ignored."
+                f"{classes - 1}; {ignored} is ignored."
             )
     losses = [tensor for _, tensor in _tensors(state.loss, "loss")]
     if losses and not any(loss.requires_grad for loss in losses):

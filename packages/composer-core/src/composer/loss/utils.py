@@ -7,10 +7,10 @@ import functools
 import inspect
 import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 
 __all__ = [
     "check_for_index_targets",
@@ -60,6 +60,7 @@ def ensure_targets_one_hot(
     *,
     ignore_index: int | None = None,
     rescale: bool = False,
+    class_weights: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Convert class indices to one-hot values along dimension 1 with `dense_targets`; convert others to float32.
 
@@ -69,6 +70,7 @@ def ensure_targets_one_hot(
         num_classes: Number of classes; None: `input.shape[1]`.
         ignore_index: See `dense_targets`.
         rescale: Multiply the values of indices so that the mean sum of a position is 1; see `dense_targets`.
+        class_weights: See `dense_targets`.
 
     Returns:
         Shape (N, C, ...), float32.
@@ -85,7 +87,7 @@ def ensure_targets_one_hot(
     if infer_target_type(input, targets) == "one_hot":
         return targets.float()
     classes = input.shape[1] if num_classes is None else num_classes
-    return dense_targets(targets, classes, ignore_index=ignore_index, rescale=rescale)
+    return dense_targets(targets, classes, ignore_index=ignore_index, rescale=rescale, class_weights=class_weights)
 
 
 def dense_targets(
@@ -96,6 +98,7 @@ def dense_targets(
     smoothing: float = 0.0,
     ignore_index: int | None = None,
     rescale: bool = False,
+    class_weights: torch.Tensor | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> torch.Tensor:
     """Convert class indices to one value per class: `1 - s + s / C` for the class, `s / C` for the other ones.
@@ -113,6 +116,8 @@ def dense_targets(
         rescale: Multiply all values by the number of positions over the number of positions that are not ignored. The
             mean over all positions, which `torch.nn.functional.cross_entropy` computes of dense targets, is then the
             mean over those that are not ignored, which it computes of indices.
+        class_weights: The weights of the loss, shape (C,), whose sum over the labels `rescale` uses in place of their
+            number, as the mean of `torch.nn.functional.cross_entropy` does.
         dtype: The dtype of the result.
 
     Warns:
@@ -138,7 +143,8 @@ def dense_targets(
         labels.device.type == "cpu" and not torch.compiler.is_compiling() and labels.numel()
     ):  # else it would synchronize
         smallest, largest = (int(extreme) for extreme in labels.aminmax())
-        if smallest >= 0 and largest < num_classes and not 0 <= ignored < num_classes:
+        is_plain = smallest >= 0 and largest < num_classes and not 0 <= ignored < num_classes
+        if is_plain and (class_weights is None or not rescale):
             filled = torch.full(shape, off_value, dtype=dtype, device=labels.device)
             return filled.scatter_(dim, labels, on_value)
         if largest == ignored:
@@ -147,7 +153,7 @@ def dense_targets(
             raise ValueError(
                 f"Class indices must be below {num_classes}, the number of classes, got {largest}. If it marks "
                 f"positions to ignore, say so where the loss is made, for example "
-                f"`torch.nn.CrossEntropyLoss(ignore_index={largest})`, or in the argument `ignore_index` of a function."
+                f"`torch.nn.CrossEntropyLoss(ignore_index={largest})`, or as the default of an argument `ignore_index`."
             )
         if smallest < 0 and ignore_index is None:
             warnings.warn(
@@ -157,7 +163,9 @@ def dense_targets(
     is_counted = (labels >= 0) & (labels != ignored)
     mass = is_counted.to(torch.promote_types(dtype, torch.float32))
     if rescale:
-        mass = mass * (is_counted.numel() / is_counted.sum().clamp(min=1))
+        counts = is_counted if class_weights is None else class_weights[torch.where(is_counted, labels, 0)] * is_counted
+        total = counts.sum(dtype=mass.dtype)
+        mass = mass * (is_counted.numel() / torch.where(total > 0, total, 1))
     result = (mass * off_value).to(dtype).expand(shape).contiguous()
     return result.scatter_(dim, torch.where(is_counted, labels, 0), (mass * on_value).to(dtype))
 
@@ -229,7 +237,8 @@ def loss_for(loss: Any, targets: Any) -> Any:
     """Return a loss, for probabilities one that accepts them: torch refuses them with an `ignore_index` of 0 or more.
 
     Args:
-        loss: A loss; the result is another one only for torch's cross-entropy.
+        loss: A loss; the result is another one only for torch's cross-entropy, and for functions with an argument
+            `ignore_index`.
         targets: The targets that the loss is called with.
 
     Example:
@@ -245,8 +254,10 @@ def loss_for(loss: Any, targets: Any) -> Any:
     if isinstance(loss, torch.nn.CrossEntropyLoss) and loss.ignore_index >= 0:
         loss = copy.copy(loss)
         loss.ignore_index = -100
-    elif isinstance(loss, functools.partial) and loss.func is F.cross_entropy:
-        loss = functools.partial(loss, ignore_index=-100)
+    elif not isinstance(loss, torch.nn.Module) and (_setting(loss, "ignore_index") or 0) >= 0:
+        with suppress(TypeError, ValueError):  # a function without a signature
+            if "ignore_index" in inspect.signature(loss).parameters:
+                loss = functools.partial(loss, ignore_index=-100)
     return loss
 
 
@@ -258,8 +269,9 @@ def _layers(loss: Any) -> Iterator[Any]:
         if isinstance(inner, functools.partial):
             inner = inner.func
         else:
-            parts = (getattr(inner, name, None) for name in ("loss_fn", "_loss_fn", "criterion", "module"))
-            inner = next(filter(callable, parts), None)
+            own = getattr(inner, "__dict__", {})  # a method `loss` says nothing, but a function may be set in its place
+            parts = [getattr(inner, name, None) for name in ("loss_fn", "_loss_fn", "criterion")]
+            inner = next(filter(callable, [*parts, own.get("loss"), getattr(inner, "module", None)]), None)
 
 
 def _setting(loss: Any, name: str) -> Any:

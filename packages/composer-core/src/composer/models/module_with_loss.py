@@ -185,9 +185,11 @@ class ModuleWithLoss(ComposerModel):
             parts = loss.values() if isinstance(loss, Mapping) else loss if isinstance(loss, (tuple, list)) else [loss]
             ignored, count = ignored_label(self.loss_fn), _num_examples(targets)
             are_indices = isinstance(targets, torch.Tensor) and check_for_index_targets(targets)
-            if are_indices and ignored is not None and loss_setting(self.loss_fn, "reduction") in ("mean", None):
+            total = torch.stack([part.mean() for part in parts]).sum()
+            reduction = loss_setting(self.loss_fn, "reduction")
+            if are_indices and ignored is not None and reduction in ("mean", "sum", None):
                 count = (targets != ignored).sum()
-            metric.update(torch.stack([part.mean() for part in parts]).sum(), count)
+            metric.update(total / count if reduction == "sum" else total, count)
             return
         if _are_probabilities(outputs, targets) and takes_indices(metric):
             targets = most_probable(targets, metric, self.loss_fn)

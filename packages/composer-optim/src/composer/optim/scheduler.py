@@ -879,8 +879,11 @@ def _check_covers_run(t_max: Time[Any], state: State) -> None:
 
 
 # Schedules of other projects, written for MosaicML's Composer, import these names.
-_raise_if_max_duration_exceeds_t_max = _check_covers_run
 _raise_if_warmup_and_max_incompatible = _check_units
+
+
+def _raise_if_max_duration_exceeds_t_max(t_max: str | Time[Any], state: State) -> None:
+    _check_covers_run(_convert_time(t_max, state), state)
 
 
 # ---- schedulers of torch ----

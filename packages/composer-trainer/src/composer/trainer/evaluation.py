@@ -23,7 +23,7 @@ from composer.trainer.metrics import move_metrics
 from composer.trainer.microbatch import adjust_device_eval_microbatch_size, eval_search, is_cuda_oom
 from composer.trainer.optimizers import OptimizerModes
 from composer.trainer.ranks import SingleProcess, set_epoch
-from composer.trainer.resume.generators import FirstAccesses
+from composer.trainer.resume.generators import FirstAccesses, keep_global_states
 from composer.utils import dist, model_eval_mode
 from composer.utils.html import heat_map, table
 
@@ -130,7 +130,8 @@ class Evaluation:
             The computed metrics of each evaluator.
         """
         results = Results()
-        with torch.no_grad(), model_eval_mode(self.state.model), self.modes.evaluating():
+        # Iterators of loaders draw their seed from the global generator, so more evaluations would change the training.
+        with keep_global_states(), torch.no_grad(), model_eval_mode(self.state.model), self.modes.evaluating():
             for evaluator in evaluators:
                 subset = evaluator.subset_num_batches if subset_num_batches == -1 else subset_num_batches
                 results[evaluator.label] = self._evaluate(evaluator, -1 if subset is None else subset)
@@ -281,6 +282,7 @@ def predict(
     with (
         # Ranks with an unsharded model may predict alone.
         parallel.report_lost_ranks() if parallel.collective_forward else nullcontext(),
+        keep_global_states(),
         torch.no_grad(),
         model_eval_mode(state.model),
         modes.evaluating(),

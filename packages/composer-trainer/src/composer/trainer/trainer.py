@@ -258,7 +258,7 @@ class Trainer(_RejectsRemovedArguments):
 
     Raises:
         ValueError: An argument has an invalid value; the message says what to do.
-        TypeError: An argument has an invalid type. One error names all arguments that are wrong by themselves.
+        TypeError: An argument has an invalid type. One error names all arguments whose own type or range is wrong.
         FolderInUseError: Another process saves the same files to `save_folder`; see `CheckpointSaver`.
 
     Warns:

@@ -18,7 +18,7 @@ from composer.algorithms.warnings import NotIntendedUseWarning
 from composer.core import AUGMENTS_IMAGES, Algorithm, Event, Placement, State
 from composer.loggers import Logger
 from composer.utils import check_integers, plain_number
-from composer.utils.batch_helpers import batch_get, batch_set
+from composer.utils.batch_helpers import batch_get, batch_set, find_part
 
 __all__ = ["AlternatingFlip", "FlippedDataset", "compute_flip_parities", "flip_batch"]
 
@@ -155,19 +155,22 @@ class FlippedDataset(Subset[Any]):
 
     def _replace(self, sample: Any, mirror: Callable[[Any], Any] | None, is_batch: bool) -> Any:
         """Check a sample or a batch, and return it with mirrored images and masks; None: unchanged."""
-        image = _checked(sample if self.image_key is None else batch_get(sample, self.image_key))
-        if self.image_key is None:
+        key = self.image_key
+        if key == 0 and isinstance(sample, Mapping):
+            key = find_part(sample, "input") or key
+        image = _checked(sample if key is None else batch_get(sample, key))
+        if key is None:
             return image if mirror is None else mirror(image)
         keys: Iterable[Any] = sample if isinstance(sample, Mapping) else ()
         keys = range(len(sample)) if isinstance(sample, (list, tuple)) else keys
-        maps = [key for key in keys if sample[key] is not image]
-        maps = [key for key in maps if moves_with_pixels(sample[key], image, "AlternatingFlip", is_batch=is_batch)]
+        maps = [name for name in keys if sample[name] is not image]
+        maps = [name for name in maps if moves_with_pixels(sample[name], image, "AlternatingFlip", is_batch=is_batch)]
         if mirror is None:
             return sample
         result = copy.copy(sample)  # the dataset may return the same object again
-        for key in maps:
-            result = batch_set(result, key, mirror(sample[key]))
-        return batch_set(result, self.image_key, mirror(image))
+        for name in maps:
+            result = batch_set(result, name, mirror(sample[name]))
+        return batch_set(result, key, mirror(image))
 
 
 def _length_of(dataset: Any) -> int:

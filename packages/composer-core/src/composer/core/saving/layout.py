@@ -14,6 +14,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import os
 import warnings
 from collections.abc import Iterable, Sequence
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["integrations", "load", "load_model", "metadata", "model_state", "state_dict_of", "upgrade_state_dict"]
 
 _COLLECTIONS = ("schedulers", "callbacks")
+_log = logging.getLogger(__name__)
 
 
 def model_state(state: State) -> dict[str, Any]:
@@ -222,6 +224,14 @@ def _state_dict_of(target: Any) -> Any:
 
 
 def _load_named(attribute: str, objects: Iterable[tuple[str, Any]], saved: dict[str, Any]) -> None:
+    objects = list(objects)
+    missing = saved.keys() - {name for name, _ in objects}
+    if attribute == "algorithms" and missing:
+        _log.warning(
+            "The checkpoint was saved with %s, which this run does not have. If it averaged weights, the run starts "
+            "from the averages, with the optimizer of other weights: pass it again, or `load_weights_only=True`.",
+            ", ".join(sorted(missing)),
+        )
     for name, target in objects:
         if isinstance(target, LoggerDestination):  # a new one, such as a progress bar, needs no saved state
             if name in saved:

@@ -24,6 +24,7 @@ from composer.core import (
 )
 from composer.core.precision import precision_context_of
 from composer.loggers import Logger
+from composer.loss.utils import ignored_label
 from composer.models import ComposerModel
 from composer.utils import check_finite, check_flags, plain_number
 
@@ -113,7 +114,8 @@ class Distillation(Algorithm):
         temperature: T, above 0.
         input_key: Position of the inputs in the batch, for a teacher that is not a `ComposerModel`; see
             `State.batch_get_item`.
-        target_key: Position of the labels; -100 does not count. None: 1, the targets.
+        target_key: Position of the labels; what the loss of the model ignores does not count, or -100 if it does not
+            say. None: 1, the targets.
         shift_labels: Compare logits with the labels of the next tokens. None: as `shift_labels` of the model, which
             `HuggingFaceModel` has, and False for other models.
 
@@ -179,12 +181,12 @@ class Distillation(Algorithm):
             )
         teacher = logits_of(self._predict(state), "Distillation")
         dim, mask = (-1 if logits.dim() <= 3 else 1), None
-        if logits.dim() > 2:
-            labels, _ = labels_and_mask(state, self.target_key)
-            if shifts_labels(state, self.shift_labels):
-                logits, teacher, labels = logits[:, :-1], teacher[:, :-1], labels[:, 1:]
-            if labels.shape == logits.movedim(dim, 0).shape[1:]:
-                mask = labels != -100
+        labels, _ = labels_and_mask(state, self.target_key)
+        if logits.dim() > 2 and shifts_labels(state, self.shift_labels):
+            logits, teacher, labels = logits[:, :-1], teacher[:, :-1], labels[:, 1:]
+        if labels.shape == logits.movedim(dim, 0).shape[1:]:
+            ignored = ignored_label(state.model)
+            mask = labels != (-100 if ignored is None else ignored)
         term = compute_distillation_loss(logits, teacher, self.temperature, mask=mask, dim=dim)
         state.loss = add_to_loss(_scaled(state.loss, 1 - self.weight), self.weight * term, "distillation")
         logger.log_metrics({"distillation/loss": term.detach()})

@@ -25,6 +25,7 @@ def smooth_labels(
     ignore_index: int = -100,
     multi_label: bool = False,
     rescale: bool = False,
+    class_weights: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Move class targets towards the uniform distribution: `(1 - s) * target + s / C`.
 
@@ -43,6 +44,7 @@ def smooth_labels(
         rescale: Multiply the result of indices so that the mean sum of a position is 1. The loss of
             `torch.nn.functional.cross_entropy`, which is a mean over all positions of dense targets, is then that of
             the indices with `label_smoothing` and `ignore_index`. `composer.loss.soft_cross_entropy` does without.
+        class_weights: The `weight` of the loss, shape (C,), for `rescale`.
 
     Returns:
         Shape (N, C, ...). Float64 if the values of the target (for indices: the logits) are, else float32.
@@ -85,6 +87,7 @@ def smooth_labels(
             smoothing=smoothing,
             ignore_index=ignore_index,
             rescale=rescale,
+            class_weights=class_weights,
             dtype=torch.promote_types(logits.dtype, torch.float32),
         )
     target = target.to(torch.promote_types(target.dtype, torch.float32))
@@ -104,7 +107,7 @@ class LabelSmoothing(Algorithm):
 
     The loss must accept one value per class. Positions without a target, with a negative index or the `ignore_index` of
     the loss, do not count: the loss equals that of `torch.nn.functional.cross_entropy` with `label_smoothing`, also for
-    a loss that averages dense targets over all positions. Class weights do not enter torch's mean of dense targets.
+    a loss that averages dense targets over all positions, and with class weights.
 
     If the loss is one of torch's binary ones, such as `BCEWithLogitsLoss`, and the batch has floating targets, each
     label is smoothed by itself, to `(1 - s) * target + s / 2`. The loss is found in `loss_fn` of the model. With a
@@ -170,6 +173,7 @@ class LabelSmoothing(Algorithm):
                 ignore_index=-100 if ignored is None else ignored,
                 multi_label=self._is_multi_label,
                 rescale=is_mean_of_classes(state.model),
+                class_weights=loss_setting(state.model, "weight"),
             )
             state.batch_set_item(self.target_key, smoothed)
         else:
