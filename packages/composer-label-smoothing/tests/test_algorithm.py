@@ -186,7 +186,9 @@ LOSSES = [
 
 def smoothed_loss(loss: Any, outputs: torch.Tensor, labels: torch.Tensor, smoothing: float = 0.3) -> torch.Tensor:
     """Return the loss that a model with a loss gets with `LabelSmoothing`."""
-    model = ModuleWithLoss(torch.nn.Identity(), loss)
+    network = torch.nn.Identity()
+    network.weight = torch.nn.Parameter(torch.zeros(3, 4))  # it is not that of the loss
+    model = ModuleWithLoss(network, loss)
     state = State(model=model, max_duration="1ep", dataloader=[0], algorithms=LabelSmoothing(smoothing))
     engine = Engine(state)
     engine.run_event("init")

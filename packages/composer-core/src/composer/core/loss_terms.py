@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import torch
 
 from composer.core.data_spec import DataSpec
-from composer.loss.utils import check_for_index_targets, ignored_label, loss_setting
+from composer.loss.utils import check_for_index_targets, class_weights_of, ignored_label, loss_setting
 from composer.utils.batch_helpers import batch_get, find_part
 
 __all__ = ["Count", "LossTerms", "share_of", "tensors_in", "weighted"]
@@ -48,8 +48,7 @@ class LossTerms:
         self.is_sum = reduction == "sum"
         self._is_mean = reduction in ("mean", None)
         self._ignored = ignored_label(model if function is None else function)
-        weight = loss_setting(function, "weight") if is_returned and self._ignored is not None else None
-        self._class_weights = weight if isinstance(weight, torch.Tensor) else None
+        self._class_weights = class_weights_of(function) if is_returned and self._ignored is not None else None
         self._shifts = bool(getattr(model, "shift_labels", False))
         self._has_warned = False
 

@@ -14,6 +14,7 @@ import torch
 
 __all__ = [
     "check_for_index_targets",
+    "class_weights_of",
     "dense_targets",
     "ensure_targets_one_hot",
     "ignored_label",
@@ -231,6 +232,26 @@ def loss_setting(loss: Any, name: str) -> Any:
     """
     values = (_setting(layer, name) for layer in _layers(loss))
     return next((value for value in values if value is not None), None)
+
+
+def class_weights_of(loss: Any) -> torch.Tensor | None:
+    """Return the class weights of a loss, shape (C,); None if it has none, or is neither torch's nor a function.
+
+    Args:
+        loss: A loss or a model, as for `ignored_label`. An attribute `weight` of a model is not that of its loss.
+
+    Example:
+        >>> class_weights_of(
+        ...     functools.partial(torch.nn.functional.cross_entropy, weight=torch.tensor([1.0, 2.0]))
+        ... )
+        tensor([1., 2.])
+    """
+    for layer in _layers(loss):
+        if isinstance(layer, torch.nn.modules.loss._Loss) or not isinstance(layer, torch.nn.Module):
+            weight = _setting(layer, "weight")
+            if isinstance(weight, torch.Tensor):
+                return weight
+    return None
 
 
 def loss_for(loss: Any, targets: Any) -> Any:

@@ -27,6 +27,7 @@ class SegmentationLoss:
         ValueError: A weight is negative, or both are 0.
 
     Example:
+        >>> import torch
         >>> loss = SegmentationLoss(dice_weight=0.5, ignore_index=255)
         >>> loss(torch.zeros(2, 3, 8, 8), torch.zeros(2, 8, 8, dtype=torch.int64)).shape
         torch.Size([])

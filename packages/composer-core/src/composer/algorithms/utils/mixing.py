@@ -12,7 +12,7 @@ import torch
 from composer.core.precision import get_precision_context
 from composer.core.state import State
 from composer.loss.loss import is_mean_of_classes
-from composer.loss.utils import ensure_targets_one_hot, ignored_label, loss_setting
+from composer.loss.utils import class_weights_of, ensure_targets_one_hot, ignored_label
 from composer.utils.misc import unwrapped_model
 
 __all__ = ["check_alpha", "draw_beta", "mix_loss", "mix_targets"]
@@ -77,7 +77,7 @@ def mix_targets(state: State, target_key: Any, indices: torch.Tensor, weight: fl
         state.batch_get_item(target_key),
         ignore_index=-100 if ignored is None else ignored,
         rescale=is_mean_of_classes(state.model),
-        class_weights=loss_setting(state.model, "weight"),
+        class_weights=class_weights_of(state.model),
     )
     state.batch_set_item(target_key, torch.lerp(target, target.index_select(0, indices), weight))
 

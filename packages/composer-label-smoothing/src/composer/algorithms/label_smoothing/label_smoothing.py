@@ -11,7 +11,7 @@ from composer.algorithms.warnings import NotIntendedUseWarning
 from composer.core import INTERPOLATES_LOSS, MIXES_TARGETS, SMOOTHS_TARGETS, Algorithm, Event, Placement, State
 from composer.loggers import Logger
 from composer.loss.loss import is_mean_of_classes, is_multi_label
-from composer.loss.utils import dense_targets, ignored_label, infer_target_type, loss_setting
+from composer.loss.utils import class_weights_of, dense_targets, ignored_label, infer_target_type, loss_setting
 from composer.utils import check_finite, plain_number
 
 __all__ = ["LabelSmoothing", "smooth_labels"]
@@ -173,7 +173,7 @@ class LabelSmoothing(Algorithm):
                 ignore_index=-100 if ignored is None else ignored,
                 multi_label=self._is_multi_label,
                 rescale=is_mean_of_classes(state.model),
-                class_weights=loss_setting(state.model, "weight"),
+                class_weights=class_weights_of(state.model),
             )
             state.batch_set_item(self.target_key, smoothed)
         else:
