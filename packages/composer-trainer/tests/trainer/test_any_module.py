@@ -500,3 +500,12 @@ def test_a_property_that_fails_keeps_its_message() -> None:
     mine = Mine(model=network(), loss=F.cross_entropy, optimizers=lambda p: torch.optim.SGD(p, lr=0.1), device="cpu")
     with pytest.raises(AttributeError, match="'NoneType' object has no attribute 'value'"):
         print(mine.broken)
+
+
+def test_a_metric_that_counts_what_the_loss_ignores_is_told() -> None:
+    loss = torch.nn.CrossEntropyLoss(ignore_index=2)
+    with pytest.warns(
+        UserWarning, match="ignores the label 2, but the metric 'MulticlassAccuracy' has `ignore_index` None"
+    ):
+        ModuleWithLoss(torch.nn.Linear(3, 3), loss, MulticlassAccuracy(num_classes=3))
+    ModuleWithLoss(torch.nn.Linear(3, 3), loss, MulticlassAccuracy(num_classes=3, ignore_index=2))

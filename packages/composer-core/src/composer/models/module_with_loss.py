@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib.util import find_spec
@@ -58,6 +59,9 @@ class ModuleWithLoss(ComposerModel):
         TypeError: `module` is not a module, `loss` not a function, or a metric not one of torchmetrics.
         ValueError: Two metrics have the same name.
 
+    Warns:
+        UserWarning: A metric has another `ignore_index` than the loss.
+
     Example:
         >>> net = torch.nn.Linear(3, 2)
         >>> model = ModuleWithLoss(net, torch.nn.functional.cross_entropy)
@@ -91,6 +95,14 @@ class ModuleWithLoss(ComposerModel):
         self.module = module
         self.input_key, self.target_key = input_key, target_key
         self._metrics, self._measures_loss = _named_metrics(metrics), metrics is None
+        ignored = ignored_label(loss)
+        for name, metric in self._metrics.items():
+            if ignored is not None and ignored >= 0 and getattr(metric, "ignore_index", ignored) != ignored:
+                warnings.warn(
+                    f"The loss ignores the label {ignored}, but the metric {name!r} has `ignore_index` "
+                    f"{metric.ignore_index!r}, so it counts such targets. Pass `ignore_index={ignored}` to the metric.",
+                    stacklevel=3,
+                )
         self._calls: dict[tuple[str, ...], bool] = {}  # by the names of inputs: whether these are keyword arguments
         if isinstance(loss, _TORCH_LOSS) or any(loss is part for part in module.modules()):
             # Nothing of it is trained or saved here, so state dicts are those of the module.
