@@ -33,6 +33,7 @@ class LabelLoss(MeanLoss):
         loss = outputs.get("loss")
         if loss is None or labels is None:
             return
-        are_examples = self.ignored is None or labels.is_floating_point()
-        count: Any = len(labels) if are_examples else (labels != self.ignored).sum()
+        count: Any = len(labels)
+        if self.ignored is not None and not labels.is_floating_point():
+            count = (labels != self.ignored).sum()
         super().update(loss, count)
