@@ -184,7 +184,8 @@ def test_the_optimizers_are_replaced_and_other_groups_kept(make_run: Any) -> Non
     assert type(first) is ScheduleFreeSGD
     assert isinstance(second, schedulefree.RAdamScheduleFree)
     assert (first.param_groups[0]["lr"], first.param_groups[0]["momentum"]) == (0.1, 0.8)
-    run.fit("1ba")
+    with pytest.warns(NotIntendedUseWarning, match="takes 6 batches, but the run ends before, at '1ba'"):
+        run.fit("1ba")
     assert first.param_groups[0]["warmup_steps"] == 6
     assert first.param_groups[0]["scheduled_lr"] == pytest.approx(0.1 / 6)
 
