@@ -252,16 +252,6 @@ def test_missing_callback_is_left_alone_with_a_word(make_trainer: Any, content: 
     assert trainer.state.callbacks[0].batches == 0
 
 
-def test_saver_learns_of_earlier_checkpoints(make_trainer: Any, content: dict[str, Any], tmp_path: Path) -> None:
-    entry = ("runs/ep1.pt", timestamp(epoch=1, batch=4))
-    content["state"]["callbacks"]["CheckpointSaver"] = {"all_saved_checkpoints_to_timestamp": [entry]}
-    trainer = load(make_trainer, content, tmp_path, save_folder=str(tmp_path / "saved"))
-    saver = next(c for c in trainer.state.callbacks if type(c).__name__ == "CheckpointSaver")
-
-    assert list(saver.all_saved_checkpoints_to_timestamp) == ["runs/ep1.pt"]
-    assert saver.all_saved_checkpoints_to_timestamp["runs/ep1.pt"].batch == 4
-
-
 def test_generators_of_all_ranks_are_listed(make_trainer: Any, content: dict[str, Any], tmp_path: Path) -> None:
     content["rng"].append(content["rng"][0])  # of two ranks, but there is one
     trainer = load(make_trainer, content, tmp_path)
