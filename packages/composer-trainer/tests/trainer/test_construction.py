@@ -411,7 +411,7 @@ def test_several_processes_that_cannot_find_each_other_are_told_what_is_missing(
     monkeypatch.delenv("MASTER_ADDR", raising=False)
 
     with pytest.raises(RuntimeError, match=r"`WORLD_SIZE` is 2, but RANK, MASTER_ADDR is not set.*`torchrun`"):
-        make_trainer()
+        make_trainer(train_dataloader=None)
 
 
 @pytest.mark.parametrize("strategy", ["single", 3])

@@ -365,6 +365,16 @@ def test_all_wrong_arguments_are_named_in_one_error(make_trainer: MakeTrainer) -
     assert 2 == len(str(e.value).splitlines())
     with pytest.raises(TypeError, match=r"`seed` must be an integer.*\n`progress_bar`"):
         make_trainer(progress_bar="yes", seed="a")
+    wrong = {
+        "train_dataloader": [],
+        "max_duration": "0ep",
+        "precision": "fp64",
+        "device": "abacus",
+        "device_train_microbatch_size": 0,
+    }
+    with pytest.raises(ValueError, match=r"train_dataloader") as e:
+        make_trainer(**wrong)
+    assert all(f"`{name}`" in str(e.value) for name in wrong)
 
 
 def test_the_microbatch_size_of_the_constructor_is_kept_for_a_loader_of_fit(make_trainer: MakeTrainer) -> None:

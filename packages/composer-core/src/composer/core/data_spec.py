@@ -815,23 +815,20 @@ def _is_per_sample(items: Sequence[Any], samples: int | None) -> bool:
         return True
     if samples is None:
         return not all(isinstance(item, (torch.Tensor, list, tuple, Mapping)) for item in items)
-    return len(items) == samples and not _has_samples(items, samples)
+    return len(items) == samples and _sizes(items) != {samples}
 
 
-def _has_samples(item: Any, samples: int) -> bool:
-    """Return True if every element of `item` has this number of samples."""
+def _sizes(item: Any) -> set[int | None]:
+    """Return the lengths of everything in `item` that may have an entry per sample; None stands for what has none."""
     if is_batch_dataclass(item):
         item = fields_of(item)
     if isinstance(item, torch.Tensor):
-        return item.ndim > 0 and item.shape[0] == samples
-    if isinstance(item, Mapping):
-        fields = [value for value in item.values() if not isinstance(value, _PRIMITIVES)]
-        return bool(fields) and all(_has_samples(value, samples) for value in fields)
-    if isinstance(item, (list, tuple)):
-        if _check_list_is_primitives(item):
-            return len(item) == samples
-        return all(_has_samples(element, samples) for element in item)
-    return False
+        return {item.shape[0] if item.ndim else None}
+    if isinstance(item, (list, tuple)) and _check_list_is_primitives(item):
+        return {len(item)}
+    if isinstance(item, Mapping):  # a number or a text belongs to all samples
+        item = [value for value in item.values() if not isinstance(value, _PRIMITIVES)]
+    return set().union(*map(_sizes, item)) if isinstance(item, (list, tuple)) else {None}
 
 
 def _counts(item: Any, samples: int | None) -> Iterator[int]:

@@ -27,10 +27,12 @@ from composer.checkpoint.names import (
     check_run_name,
 )
 from composer.checkpoint.storage import without_password
-from composer.core import Algorithm, Callback, Event, State, Time, TimeUnit, ensure_time
+from composer.core import Algorithm, Callback, DataSpec, Event, State, Time, TimeUnit, ensure_data_spec, ensure_time
+from composer.core.data_spec import length_of
 from composer.distributed import DDPSyncStrategy
 from composer.loggers import LoggerDestination
-from composer.utils import check_flags, plain_int, plain_number
+from composer.trainer.precision import parse_precision
+from composer.utils import check_flags, get_device, plain_int, plain_number
 from composer.utils.interval_scheduler import check_interval_function
 from composer.utils.parallelism import ParallelismConfig
 
@@ -48,8 +50,11 @@ __all__ = [
     "TimeArgument",
     "check_arguments",
     "check_distinct",
+    "check_duration",
+    "data_spec_of",
     "described",
     "logged_arguments",
+    "microbatch_size",
     "to_time",
     "warn_of_arguments_without_effect",
 ]
@@ -380,8 +385,54 @@ def to_time(name: str, value: Any) -> Time[Any]:
     return ensure_time(plain, TimeUnit.EPOCH, argument=name)
 
 
-def _time(name: str, value: Any) -> None:
-    to_time(name, value)
+def check_duration(argument: str, duration: Any) -> Time[Any]:
+    """Convert a duration to a `Time`.
+
+    Raises:
+        ValueError: It cannot be parsed, is not positive, or is a fraction of the run.
+        TypeError: It is not a number of epochs, a time string or a `Time`.
+    """
+    parsed = to_time(argument, duration)
+    if parsed.unit is TimeUnit.DURATION:
+        raise ValueError(
+            f"`{argument}` must be in 'ep', 'ba', 'sp', 'tok' or 'sec', got {str(parsed)!r}. Use for example '10ep'."
+        )
+    if parsed.value <= 0:
+        raise ValueError(f"`{argument}` must be positive, got {str(parsed)!r}.")
+    return parsed
+
+
+def data_spec_of(argument: str, dataloader: Any) -> DataSpec:
+    """Convert a dataloader argument to a `DataSpec`.
+
+    Raises:
+        TypeError: It is not an iterable of batches, but for example a dataset, a string or a class.
+        ValueError: It is empty.
+    """
+    spec = ensure_data_spec(dataloader, argument)
+    if length_of(spec.dataloader) == 0:
+        dataset = getattr(spec.dataloader, "dataset", None)
+        samples = None if dataset is None else length_of(dataset)
+        why = "" if not samples else f" Its dataset has {samples} samples: fewer than one batch, and `drop_last` is on."
+        raise ValueError(f"`{argument}` must not be empty, got a loader of 0 batches.{why}")
+    return spec
+
+
+def microbatch_size(name: str, size: Any) -> Any:
+    """Convert a size of microbatches to a number of samples; 'auto' stays.
+
+    Raises:
+        TypeError: It is not a number.
+        ValueError: It is not positive, or a text other than 'auto'.
+    """
+    number = plain_number(size)
+    if isinstance(size, str) and size != "auto":
+        raise ValueError(f"`{name}` must be a number, 'auto' or None, got {size!r}.")
+    if isinstance(number, bool) or not isinstance(number, (int, float, str)):
+        raise TypeError(f"`{name}` must be a number, 'auto' or None, got {size!r}.")
+    if not isinstance(number, str) and not 0 < number < math.inf:
+        raise ValueError(f"`{name}` must be positive and finite, got {size!r}.")
+    return number
 
 
 def _keys(name: str, value: Any) -> None:
@@ -409,7 +460,7 @@ def _store(name: str, value: Any) -> None:
         )
 
 
-def _optional(check: Callable[[str, Any], None]) -> Callable[[str, Any], None]:
+def _optional(check: Callable[[str, Any], Any]) -> Callable[[str, Any], None]:
     """Return a check that accepts None."""
 
     def check_unless_none(name: str, value: Any) -> None:
@@ -441,7 +492,7 @@ _FLAGS = (
     "save_async autoresume reset_time"
 ).split()
 
-_CHECKS: dict[str, Callable[[str, Any], None]] = {
+_CHECKS: dict[str, Callable[[str, Any], Any]] = {
     **dict.fromkeys(_FLAGS, _flag),
     "step_schedulers_every_batch": _optional(_flag),
     "spin_dataloaders": _flag,
@@ -462,7 +513,11 @@ _CHECKS: dict[str, Callable[[str, Any], None]] = {
     "compile_step": _flag,
     "seed": _optional(_seed),
     "scale_schedule_ratio": _positive,
-    "branch_duration": _optional(_time),
+    **dict.fromkeys(("branch_duration", "duration", "max_duration"), _optional(check_duration)),
+    "device": lambda _, value: get_device(value),
+    "precision": _optional(lambda _, value: parse_precision(value)),
+    "train_dataloader": _optional(data_spec_of),
+    "device_train_microbatch_size": _optional(microbatch_size),
     "delivery_timeout": _positive,
     "dist_timeout": _positive,
     "load_object_store": _optional(_store),

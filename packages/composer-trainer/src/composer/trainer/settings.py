@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -22,19 +21,27 @@ from composer.core import (
     TimeUnit,
     ensure_data_spec,
 )
-from composer.core.data_spec import check_ends, check_microbatch_size, is_endless, length_of
+from composer.core.data_spec import check_ends, check_microbatch_size, is_endless
 from composer.devices import Device
 from composer.models import ComposerModel
 from composer.models.module_with_loss import user_model_name
 from composer.optim import compile_composer_scheduler, scale_pytorch_scheduler
 from composer.trainer.microbatch import check_not_profiled, check_not_sharded
 from composer.trainer.optimizers import needs_closure, wrapped_optimizers
-from composer.trainer.options import DataOptions, EvaluationOptions, ScheduleOptions, described, to_time
+from composer.trainer.options import (
+    DataOptions,
+    EvaluationOptions,
+    ScheduleOptions,
+    check_duration,
+    data_spec_of,
+    described,
+    microbatch_size,
+)
 from composer.trainer.precision import ClosureGradScaler
 from composer.trainer.ranks import SingleProcess
 from composer.utils import ensure_tuple, plain_int, plain_number
 
-__all__ = ["RunSettings", "check_duration", "check_subset", "data_spec_of", "pin_batches", "with_members"]
+__all__ = ["RunSettings", "check_subset", "pin_batches", "with_members"]
 
 
 class RunSettings:
@@ -71,7 +78,7 @@ class RunSettings:
     def set_train_data(self, options: DataOptions) -> None:
         """Set the training data; without a loader, it is given later."""
         state, loader, label = self.state, options.train_dataloader, options.train_dataloader_label
-        spec = self.train_spec = None if loader is None else data_spec_of(loader, "train_dataloader")
+        spec = self.train_spec = None if loader is None else data_spec_of("train_dataloader", loader)
         self.train_label = "train" if label is None else label
         self._set_microbatch_size(options.device_train_microbatch_size)
         if spec is not None:
@@ -185,7 +192,7 @@ class RunSettings:
             ValueError: The duration is invalid, or `ratio` makes it zero.
         """
         if max_duration is not None:
-            parsed = check_duration(max_duration, "max_duration")
+            parsed = check_duration("max_duration", max_duration)
             self._check_iterations(parsed, "max_duration")
             self.state.max_duration = _scaled(parsed, ratio, "max_duration")
             self._check_epochs()
@@ -212,7 +219,7 @@ class RunSettings:
         state = self.state
         start = state.timestamp if begun is None else begun
         if duration is not None:
-            more = check_duration(duration, "duration")
+            more = check_duration("duration", duration)
             self._check_iterations(more, "duration")
             state.max_duration = start.get(more.unit) + _scaled(more, ratio, "duration")
         limit = state.max_duration
@@ -364,22 +371,6 @@ def _check_trainable(model: torch.nn.Module) -> None:
         )
 
 
-def data_spec_of(dataloader: Any, argument: str) -> DataSpec:
-    """Convert a dataloader argument to a `DataSpec`.
-
-    Raises:
-        TypeError: It is not an iterable of batches, but for example a dataset, a string or a class.
-        ValueError: It is empty.
-    """
-    spec = ensure_data_spec(dataloader, argument)
-    if length_of(spec.dataloader) == 0:
-        dataset = getattr(spec.dataloader, "dataset", None)
-        samples = None if dataset is None else length_of(dataset)
-        why = "" if not samples else f" Its dataset has {samples} samples: fewer than one batch, and `drop_last` is on."
-        raise ValueError(f"`{argument}` must not be empty, got a loader of 0 batches.{why}")
-    return spec
-
-
 def pin_batches(dataloader: Any, device: Device) -> None:
     """Let a loader with workers pin its batches if they go to a GPU: copies from pinned memory block nobody.
 
@@ -451,17 +442,10 @@ def _microbatch_size(size: Any, spec: DataSpec | None, device: Device) -> tuple[
     if isinstance(size, str):
         _check_auto(size, spec, device)
         return batch_size, True
-    number = plain_number(size)
-    if isinstance(number, bool) or not isinstance(number, (int, float)):
-        raise TypeError(f"`device_train_microbatch_size` must be a number, 'auto' or None, got {size!r}.")
-    if not 0 < number < math.inf:
-        raise ValueError(f"`device_train_microbatch_size` must be positive and finite, got {size!r}.")
-    return number, False
+    return microbatch_size("device_train_microbatch_size", size), False
 
 
 def _check_auto(size: str, spec: DataSpec | None, device: Device) -> None:
-    if size != "auto":
-        raise ValueError(f"`device_train_microbatch_size` must be a number, 'auto' or None, got {size!r}.")
     if device.name != "gpu":
         raise ValueError("`device_train_microbatch_size='auto'` needs a GPU: it searches what fits its memory.")
     if spec is not None and getattr(spec.dataloader, "batch_size", None) is None:
@@ -474,23 +458,6 @@ def _check_auto(size: str, spec: DataSpec | None, device: Device) -> None:
         "number if it does.",
         stacklevel=4,
     )
-
-
-def check_duration(duration: Any, argument: str) -> Time[Any]:
-    """Convert a duration to a `Time`.
-
-    Raises:
-        ValueError: It cannot be parsed, is not positive, or is a fraction of the run.
-        TypeError: It is not a number of epochs, a time string or a `Time`.
-    """
-    parsed = to_time(argument, duration)
-    if parsed.unit is TimeUnit.DURATION:
-        raise ValueError(
-            f"`{argument}` must be in 'ep', 'ba', 'sp', 'tok' or 'sec', got {str(parsed)!r}. Use for example '10ep'."
-        )
-    if parsed.value <= 0:
-        raise ValueError(f"`{argument}` must be positive, got {str(parsed)!r}.")
-    return parsed
 
 
 _Schedulers = list[tuple[Any, torch.optim.Optimizer | None]]

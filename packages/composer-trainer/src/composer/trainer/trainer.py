@@ -62,6 +62,8 @@ from composer.trainer.options import (
     ScheduleOptions,
     TimeArgument,
     check_arguments,
+    check_duration,
+    data_spec_of,
     logged_arguments,
     warn_of_arguments_without_effect,
 )
@@ -71,7 +73,7 @@ from composer.trainer.replaced_names import ARGUMENTS_OF_OTHERS, METHODS_OF_OTHE
 from composer.trainer.resume.autoresume import choose_checkpoint
 from composer.trainer.resume.loader import LoaderPosition
 from composer.trainer.resume.run import RunProgress
-from composer.trainer.settings import RunSettings, check_duration, check_subset, data_spec_of, pin_batches
+from composer.trainer.settings import RunSettings, check_subset, pin_batches
 from composer.trainer.signals import Interruption
 from composer.trainer.step import BatchTrainer
 from composer.utils import checkpoint, dist, ensure_tuple, extract_hparams, get_device, reproducibility
@@ -446,7 +448,7 @@ class Trainer(_RejectsRemovedArguments):
                 f"`max_duration` must not be given with `branch_duration`, got {max_duration!r} and "
                 f"{branch_duration!r}: a branch ends that long after its checkpoint. Leave one out."
             )
-        self._branch_duration = None if branch_duration is None else check_duration(branch_duration, "branch_duration")
+        self._branch_duration = None if branch_duration is None else check_duration("branch_duration", branch_duration)
         construction.set_python_log_level(python_log_level)
         self.auto_log_hparams, self.python_log_level = auto_log_hparams, python_log_level
         self.accumulate_train_batch_on_tokens = accumulate_train_batch_on_tokens
@@ -736,7 +738,14 @@ class Trainer(_RejectsRemovedArguments):
         )
         unchanged_if_none = {**vars(data), **vars(evaluation), "spin_dataloaders": spin_dataloaders}
         given = {name: value for name, value in unchanged_if_none.items() if value is not None}
-        check_arguments(reset_time=reset_time, compile_config=compile_config, **vars(schedule), **given)
+        check_arguments(
+            reset_time=reset_time,
+            compile_config=compile_config,
+            duration=duration,
+            precision=precision,
+            **vars(schedule),
+            **given,
+        )
         if not state.optimizers:
             raise ValueError(
                 "No optimizer was specified when constructing the Trainer, and the model had no parameters then. "
@@ -960,7 +969,7 @@ class Trainer(_RejectsRemovedArguments):
         Warns:
             UserWarning: The loader has no length, and `subset_num_batches` is -1.
         """
-        spec = data_spec_of(dataloader, "dataloader")
+        spec = data_spec_of("dataloader", dataloader)
         subset = check_subset("subset_num_batches", subset_num_batches)
         if subset == -1:
             check_ends("dataloader", spec.dataloader, "Pass the number of batches: `subset_num_batches=...`.")
