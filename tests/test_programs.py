@@ -2,7 +2,8 @@
 
 `programs/` has them as its users write them. MosaicML's Composer 0.32.1 has run the same files: in
 `programs/checkpoints` there is a checkpoint of each from the middle of its run, with the weights at its end
-(`*.end.pt`). Here the checkpoint is loaded, the run goes on, and reaches the same weights. On a machine without a GPU,
+(`*.end.pt`). Here the checkpoint is loaded, the run goes on, and reaches the same weights. `programs/held` has the
+events of every whole run and the keys of its state. On a machine without a GPU,
 MosaicML's Composer shards only if `torch.cuda.current_device` is replaced; that is how the checkpoint of
 `fsdp_pretraining` was made.
 """
@@ -38,8 +39,22 @@ shards = pytest.mark.skipif(not hasattr(torch.cpu.Stream, "record_event"), reaso
 @pytest.mark.parametrize("program", sorted({path.stem for path in PROGRAMS.glob("*.py")} - ON_RANKS))
 def test_the_program_runs(program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    program_runs.run(program, str(tmp_path))
+    recorders: list[program_runs.Recorder] = []
+    trainers = program_runs.run(program, str(tmp_path), recorders=recorders)
     assert (tmp_path / "weights.pt").exists()
+
+    held = "".join(f"Trainer {number}\n{recorder.summary()}" for number, recorder in enumerate(recorders))
+    held += "".join(f"{key}\n" for key in program_runs.keys_of(trainers[-1].state.state_dict()))
+    check_held(PROGRAMS / "held" / f"{program}.txt", held)
+
+
+def check_held(file: Path, text: str) -> None:
+    """Compare what must not change with its record; a missing one is written, and fails."""
+    if not file.exists():
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(text)
+        pytest.fail(f"{file} was missing, and is written now: read it")
+    assert text == file.read_text(), f"remove {file} and run the test again if the change is intended"
 
 
 @pytest.mark.parametrize("program", sorted(path.stem for path in CHECKPOINTS.glob("*.pt") if path.suffixes == [".pt"]))
