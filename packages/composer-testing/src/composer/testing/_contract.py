@@ -8,13 +8,13 @@ import io
 import pickle
 from collections.abc import Iterable, Sequence
 from functools import partial
+from importlib.metadata import entry_points
 from typing import Any, ClassVar
 
 import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset, random_split
 
 from composer.core import Algorithm, Engine, Evaluator, Event, Placement, State
-from composer.core._registry import points
 from composer.loggers import Logger
 from composer.models import ComposerModel
 from composer.testing._compare import deep_compare
@@ -80,10 +80,9 @@ class AlgorithmContract:
 
     def test_the_entry_point_is_this_class(self) -> None:
         cls = type(self.make())
-        registered = points("composer.algorithms").get(cls.__name__)
-        loaded = None if registered is None else registered.load()
+        registered = entry_points(group="composer.algorithms", name=cls.__name__)
 
-        assert loaded is cls, (
+        assert [point.load() for point in registered] == [cls], (
             f"`{cls.__name__}` must be registered by its package. Add to its pyproject.toml "
             f'[project.entry-points."composer.algorithms"] {cls.__name__} = "{cls.__module__}:{cls.__name__}" and '
             f"install it. If your project has no package for it, override this test with one that is marked "
