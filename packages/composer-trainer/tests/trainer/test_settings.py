@@ -18,7 +18,7 @@ from composer.devices import DeviceCPU
 from composer.loggers import Logger
 from composer.optim import ConstantScheduler, LinearScheduler
 from composer.testing import deep_compare
-from composer.trainer.options import DataOptions
+from composer.trainer.options import Arguments
 
 MakeTrainer = Any  # the fixture's class, in conftest.py
 
@@ -73,7 +73,7 @@ def test_workers_pin_batches_for_a_gpu(
     assert (train.pin_memory, evaluation.pin_memory) == (pinned, pinned)
     replaced, other = loaders(num_workers)
     trainer._settings.replace_train_data(
-        DataOptions(
+        Arguments(
             train_dataloader=replaced,
             train_dataloader_label=None,
             train_subset_num_batches=None,
@@ -363,7 +363,7 @@ def test_all_wrong_arguments_are_named_in_one_error(make_trainer: MakeTrainer) -
     ) as e:
         make_trainer(save_interval=-1, progress_bar="yes")
     assert 2 == len(str(e.value).splitlines())
-    with pytest.raises(TypeError, match=r"`seed` must be an integer.*\n`progress_bar`"):
+    with pytest.raises(TypeError, match=r"`progress_bar` must be .*\n`seed` must be an integer"):
         make_trainer(progress_bar="yes", seed="a")
     wrong = {
         "train_dataloader": [],

@@ -34,28 +34,12 @@ from composer.models import ComposerModel
 from composer.models.module_with_loss import ModuleWithLoss, as_composer_model
 from composer.trainer.microbatch import check_not_profiled
 from composer.trainer.optimizers import build_optimizers, is_function
-from composer.trainer.options import LogOptions, ModelOptions, RunOptions, SaveOptions, check_distinct, described
+from composer.trainer.options import Arguments, check_distinct, described
 from composer.trainer.ranks import DataParallel, SingleProcess
 from composer.trainer.remote_files import RemoteFiles, check_uris
 from composer.utils import dist, ensure_tuple, is_uri, parse_uri, reproducibility
 from composer.utils.parallelism import ParallelismConfig
 from composer.utils.terminal import open_stream
-
-__all__ = [
-    "TrainerProfiler",
-    "bind_profiler",
-    "build_loggers",
-    "build_model",
-    "build_saver",
-    "build_state",
-    "build_uploaders",
-    "check_autoresume",
-    "check_model",
-    "check_uploaders",
-    "connect_ranks",
-    "generate_run_name",
-    "set_python_log_level",
-]
 
 log = logging.getLogger(__name__)
 
@@ -82,19 +66,21 @@ def set_python_log_level(level: str | None) -> None:
     logging.getLogger("composer").setLevel(level.upper())
 
 
-def build_model(model: Any, options: ModelOptions) -> tuple[ComposerModel, bool]:
+def build_model(arguments: Arguments) -> tuple[ComposerModel, bool]:
     """Return the model, with a loss if it has none, and True if it was compiled with `torch.compile`.
 
     Raises:
         TypeError: `model` is not a module.
         ValueError: It has no loss and none is given, or has one and others are given.
     """
+    model = arguments.model
     original = getattr(model, "_orig_mod", None)
     compiled = original is not None
     if compiled:
         log.warning("`model` is already compiled with `torch.compile`: it is unwrapped, and compiled again at the end.")
         model = original
-    return as_composer_model(model, **vars(options)), compiled
+    names = ("loss", "metrics", "input_key", "target_key")
+    return as_composer_model(model, **{name: getattr(arguments, name) for name in names}), compiled
 
 
 def check_model(model: Any) -> ComposerModel:
@@ -108,20 +94,20 @@ def check_model(model: Any) -> ComposerModel:
     return model
 
 
-def connect_ranks(device: Device, options: RunOptions) -> SingleProcess:
+def connect_ranks(device: Device, arguments: Arguments) -> SingleProcess:
     """Return the ranks of the run; initialize the process group if there is more than one process.
 
     Args:
         device: The device of this rank, which determines the backend.
-        options: The arguments `ddp_sync_strategy`, `dist_timeout` and `parallelism_config`.
+        arguments: The Trainer's arguments.
 
     Raises:
         ValueError: An argument is invalid.
         RuntimeError: Environment variables to reach the other ranks are missing, the device has no backend, or the
             process group exists with another backend.
     """
-    strategy, seconds = _check_strategy(options.ddp_sync_strategy), float(options.dist_timeout)
-    config = ParallelismConfig.of(options.parallelism_config)
+    strategy, seconds = _check_strategy(arguments.ddp_sync_strategy), float(arguments.dist_timeout)
+    config = ParallelismConfig.of(arguments.parallelism_config)
     if dist.get_world_size() == 1 and config is None:
         return SingleProcess()
     missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
@@ -180,34 +166,32 @@ def _destroy_group(group: Any) -> None:
 
 def build_state(
     model: ComposerModel,
-    options: RunOptions,
+    arguments: Arguments,
     device: Device,
     precision: Precision,
     parallel: SingleProcess,
-    save_metrics: bool,
 ) -> State:
     """Place the model and its optimizers on the device, the same on all ranks, and return the run's state.
 
     Args:
         model: The model.
-        options: The arguments of the run.
+        arguments: The Trainer's arguments.
         device: The device of this rank.
         precision: The numerical precision.
         parallel: The ranks of the run.
-        save_metrics: Also save the states of metrics.
 
     Raises:
         TypeError: An algorithm is not an `Algorithm`, or `optimizers` is not an optimizer.
         ValueError: An algorithm is given twice, or the seed or the optimizers cannot be used.
     """
-    optimizers = [] if is_function(options.optimizers) else build_optimizers(model, options.optimizers)
-    run_name = parallel.broadcast(generate_run_name() if options.run_name is None else options.run_name)
-    seed = _seed_run(options.seed, options.deterministic_mode, parallel)
+    optimizers = [] if is_function(arguments.optimizers) else build_optimizers(model, arguments.optimizers)
+    run_name = parallel.broadcast(generate_run_name() if arguments.run_name is None else arguments.run_name)
+    seed = _seed_run(arguments.seed, arguments.deterministic_mode, parallel)
     placed = parallel.to_device(model, device)
     parallel.sync_module_states(placed)
     for optimizer in optimizers:
         device.optimizer_to_device(optimizer)
-    algorithms = algorithms_in(options.algorithms)
+    algorithms = algorithms_in(arguments.algorithms)
     check_distinct("algorithms", algorithms)
     _check_keys(model, algorithms)
     state = State(
@@ -216,10 +200,10 @@ def build_state(
         run_name=run_name,
         device=device,
         precision=precision,
-        precision_config=options.precision_config,
+        precision_config=arguments.precision_config,
         optimizers=optimizers,
         algorithms=algorithms,
-        save_metrics=save_metrics,
+        save_metrics=arguments.save_metrics,
     )
     parallel.describe_sharding(state)
     return state
@@ -295,28 +279,29 @@ class TrainerProfiler(RunProfiler, Protocol):
         """Add the profiler to the callbacks of the run."""
 
 
-def bind_profiler(profiler: Any, state: State, microbatch_size: Any) -> None:
+def bind_profiler(arguments: Arguments, state: State) -> None:
     """Profile a run, unless `profiler` is None.
 
     Raises:
         ValueError: The microbatch size is searched for.
         TypeError: `profiler` is not a profiler.
     """
+    profiler = arguments.profiler
     if profiler is None:
         return
-    check_not_profiled(profiler, microbatch_size)
+    check_not_profiled(profiler, arguments.device_train_microbatch_size)
     if isinstance(profiler, type) or not hasattr(profiler, "bind_to_state"):
         raise TypeError(f"`profiler` must be a `composer.profiler.Profiler`, got {profiler!r}. Pass `Profiler(...)`.")
     warnings.warn(
         "The profiler is enabled. Profiling adds overhead to training: do not compare its speed.",
-        stacklevel=3,
+        stacklevel=4,
     )
     state.profiler = profiler
     profiler.bind_to_state(state)
 
 
 def build_loggers(
-    options: LogOptions,
+    arguments: Arguments,
 ) -> tuple[list[LoggerDestination], list[Callback]]:
     """Return the loggers, with progress bar and console logger unless the user gives them, and the callbacks.
 
@@ -326,7 +311,7 @@ def build_loggers(
         TypeError: An object is not a logger or a callback.
         ValueError: An object is given twice.
     """
-    destinations, others = list(ensure_tuple(options.loggers)), list(ensure_tuple(options.callbacks))
+    destinations, others = list(ensure_tuple(arguments.loggers)), list(ensure_tuple(arguments.callbacks))
     for argument, items, kind in (("loggers", destinations, LoggerDestination), ("callbacks", others, Callback)):
         for item in items:
             if not isinstance(item, kind) and not (kind is LoggerDestination and _acts_as_logger(item)):
@@ -338,24 +323,24 @@ def build_loggers(
     check_distinct("callbacks` and `loggers", [*destinations, *others])
     destinations += [each for each in others if isinstance(each, LoggerDestination)]
     others = [each for each in others if not isinstance(each, LoggerDestination)]
-    if options.progress_bar and options.log_to_console:
+    if arguments.progress_bar and arguments.log_to_console:
         warnings.warn(
             "`progress_bar` and `log_to_console` are both on and write over each other. Set one of them to False.",
-            stacklevel=3,
+            stacklevel=4,
         )
     requested: list[tuple[Any, dict[str, Any]]] = []
-    if options.progress_bar:
+    if arguments.progress_bar:
         requested.append((ProgressBarLogger, {}))
-    if options.log_to_console:
-        requested.append((ConsoleLogger, {"log_interval": options.console_log_interval}))
-    for cls, arguments in requested:
+    if arguments.log_to_console:
+        requested.append((ConsoleLogger, {"log_interval": arguments.console_log_interval}))
+    for cls, settings in requested:
         if any(type(destination) is cls for destination in destinations):
             warnings.warn(
                 f"`loggers` already contains a `{cls.__name__}`, which is used; the Trainer's argument has no effect.",
-                stacklevel=3,
+                stacklevel=4,
             )
         else:
-            destinations.append(cls(stream=options.console_stream, log_traces=options.log_traces, **arguments))
+            destinations.append(cls(stream=arguments.console_stream, log_traces=arguments.log_traces, **settings))
     if is_requested() and not any(isinstance(destination, MosaicMLLogger) for destination in destinations):
         destinations.append(MosaicMLLogger())
     return destinations, others
@@ -419,36 +404,36 @@ def check_uploaders(destinations: Sequence[LoggerDestination], saver: Checkpoint
             )
 
 
-def build_saver(options: SaveOptions, callbacks: Sequence[Callback]) -> tuple[CheckpointSaver | None, list[Callback]]:
+def build_saver(arguments: Arguments, callbacks: Sequence[Callback]) -> tuple[CheckpointSaver | None, list[Callback]]:
     """Return the saver of a run, and all callbacks with it.
 
     Args:
-        options: The Trainer's arguments.
+        arguments: The Trainer's arguments.
         callbacks: The user's callbacks, which may include a `CheckpointSaver`.
 
     Raises:
         ValueError: An option is invalid.
     """
     saver = next((callback for callback in callbacks if isinstance(callback, CheckpointSaver)), None)
-    if saver is not None or options.save_folder is None:
+    if saver is not None or arguments.save_folder is None:
         return saver, list(callbacks)
-    folder, latest = os.fspath(options.save_folder), options.save_latest_filename
+    folder, latest = os.fspath(arguments.save_folder), arguments.save_latest_filename
     remote = parse_uri(folder)[2].strip("/") if is_uri(folder) else "{run_name}/checkpoints"
     saver = CheckpointSaver(
         folder=folder,
-        filename=options.save_filename,
-        remote_file_name="/".join(filter(None, [remote, os.fspath(options.save_filename)])),
+        filename=arguments.save_filename,
+        remote_file_name="/".join(filter(None, [remote, os.fspath(arguments.save_filename)])),
         latest_filename=latest,
         latest_remote_file_name=None if latest is None else "/".join(filter(None, [remote, os.fspath(latest)])),
-        save_interval=options.save_interval,
-        overwrite=options.save_overwrite,
-        num_checkpoints_to_keep=options.save_num_checkpoints_to_keep,
-        weights_only=options.save_weights_only,
-        ignore_keys=options.save_ignore_keys,
-        num_best_checkpoints_to_keep=options.save_num_best_checkpoints_to_keep,
-        monitor=options.save_monitor,
-        monitor_mode=options.save_monitor_mode,
-        asynchronous=options.save_async,
+        save_interval=arguments.save_interval,
+        overwrite=arguments.save_overwrite,
+        num_checkpoints_to_keep=arguments.save_num_checkpoints_to_keep,
+        weights_only=arguments.save_weights_only,
+        ignore_keys=arguments.save_ignore_keys,
+        num_best_checkpoints_to_keep=arguments.save_num_best_checkpoints_to_keep,
+        monitor=arguments.save_monitor,
+        monitor_mode=arguments.save_monitor_mode,
+        asynchronous=arguments.save_async,
     )
     return saver, [*callbacks, saver]  # last, so that it saves what other callbacks change
 

@@ -156,13 +156,13 @@ def build_optimizers(model: torch.nn.Module, optimizers: Any) -> list[torch.opti
     if not parameters:
         warnings.warn(
             "No optimizer was specified, and the model does not have parameters. None is made; `fit` will need one.",
-            stacklevel=4,
+            stacklevel=5,
         )
         return []
     if isinstance(model, ModuleWithLoss):
-        warnings.warn("No optimizer was specified. `torch.optim.AdamW(lr=0.001)` is used.", stacklevel=4)
+        warnings.warn("No optimizer was specified. `torch.optim.AdamW(lr=0.001)` is used.", stacklevel=5)
         return [torch.optim.AdamW(parameters, lr=1e-3)]
-    warnings.warn("No optimizer was specified. `DecoupledSGDW(lr=0.1)` is used.", stacklevel=4)
+    warnings.warn("No optimizer was specified. `DecoupledSGDW(lr=0.1)` is used.", stacklevel=5)
     return [DecoupledSGDW(parameters, lr=0.1)]  # as MosaicML's Composer does
 
 
@@ -298,12 +298,12 @@ def check_optimizers(optimizers: Iterable[torch.optim.Optimizer], model: torch.n
             f"`optimizers` hold {foreign} parameters that do not belong to `model`: they are neither moved to the "
             f"device nor saved. {untrained} Create the optimizer after the model is complete, and make a loss with "
             f"parameters an attribute of the model.".replace("  ", " "),
-            stacklevel=5,
+            stacklevel=6,
         )
     elif missing:
         warnings.warn(
             f"{untrained} Add them to one of the `optimizers`, or freeze them with `requires_grad_(False)`.",
-            stacklevel=5,
+            stacklevel=6,
         )
 
 

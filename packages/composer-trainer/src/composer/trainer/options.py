@@ -1,9 +1,4 @@
-"""Groups of the Trainer's arguments, and the checks that need only an argument's value: its type and range.
-
-The fields have the names of the Trainer's arguments and are documented there. The defaults are in its signature only.
-`DataOptions`, `EvaluationOptions` and `ScheduleOptions` are also the arguments of `fit`, where None leaves a setting
-unchanged.
-"""
+"""The arguments of `Trainer` and `Trainer.fit`, and the checks of a single value: its type and range."""
 
 from __future__ import annotations
 
@@ -12,13 +7,13 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from functools import wraps
 from numbers import Real
-from typing import Any, SupportsIndex
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, ParamSpec, SupportsIndex
 
 import torch
 
-from composer.checkpoint import IgnoreKeys
 from composer.checkpoint.names import (
     check_characters,
     check_nonempty_path,
@@ -27,162 +22,79 @@ from composer.checkpoint.names import (
     check_run_name,
 )
 from composer.checkpoint.storage import without_password
-from composer.core import Algorithm, Callback, DataSpec, Event, State, Time, TimeUnit, ensure_data_spec, ensure_time
+from composer.core import DataSpec, Event, State, Time, TimeUnit, ensure_data_spec, ensure_time
 from composer.core.data_spec import length_of
-from composer.distributed import DDPSyncStrategy
-from composer.loggers import LoggerDestination
 from composer.trainer.precision import parse_precision
 from composer.utils import check_flags, get_device, plain_int, plain_number
 from composer.utils.interval_scheduler import check_interval_function
-from composer.utils.parallelism import ParallelismConfig
 
-__all__ = [
-    "DataOptions",
-    "EvaluationOptions",
-    "Interval",
-    "LoadOptions",
-    "LogOptions",
-    "ModelOptions",
-    "OptimizerArgument",
-    "RunOptions",
-    "SaveOptions",
-    "ScheduleOptions",
-    "TimeArgument",
-    "check_arguments",
-    "check_distinct",
-    "check_duration",
-    "data_spec_of",
-    "described",
-    "logged_arguments",
-    "microbatch_size",
-    "to_time",
-    "warn_of_arguments_without_effect",
-]
-
+_Given = ParamSpec("_Given")
 TimeArgument = SupportsIndex | str | Time[Any]
 OptimizerArgument = torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | Callable[[list[torch.nn.Parameter]], Any]
 Interval = SupportsIndex | str | Time[Any] | Callable[[State, Event], bool]
 
 
-@dataclass(frozen=True, kw_only=True)
-class ModelOptions:
-    """The loss and metrics of a model that has none of its own."""
+class Arguments(SimpleNamespace):
+    """The arguments of one call of `Trainer` or `Trainer.fit`, by the names that are in its signature."""
 
-    loss: Callable[..., Any] | None
-    metrics: Any
-    input_key: Any
-    target_key: Any
+    if TYPE_CHECKING:
 
+        def __getattr__(self, name: str) -> Any: ...
 
-@dataclass(frozen=True, kw_only=True)
-class RunOptions:
-    """Name and seed of the run, ranks, optimizers and algorithms."""
-
-    run_name: str | None
-    seed: SupportsIndex | None
-    deterministic_mode: bool
-    precision_config: dict[str, Any] | None
-    dist_timeout: float
-    ddp_sync_strategy: str | DDPSyncStrategy | None
-    parallelism_config: dict[str, Any] | ParallelismConfig | None
-    algorithms: Algorithm | Sequence[Algorithm] | None
-    optimizers: OptimizerArgument | None
+    def replaced(self, **arguments: Any) -> Arguments:
+        """Return a copy with other values for some arguments."""
+        return Arguments(**{**vars(self), **arguments})
 
 
-@dataclass(frozen=True, kw_only=True)
-class DataOptions:
-    """The training data."""
+def done_by(body: str) -> Callable[[Callable[_Given, None]], Callable[_Given, None]]:
+    """Let a method that is a signature and a docstring call the method `body` with its `Arguments`.
 
-    train_dataloader: Any
-    train_dataloader_label: str | None
-    train_subset_num_batches: SupportsIndex | None
-    device_train_microbatch_size: SupportsIndex | float | str | None
+    So each argument is written in the signature and where it is used, and nowhere in between.
+    """
 
+    def decorate(declared: Callable[_Given, None]) -> Callable[_Given, None]:
+        signature = inspect.signature(declared)
 
-@dataclass(frozen=True, kw_only=True)
-class EvaluationOptions:
-    """The evaluation data, and when it is used."""
+        @wraps(declared)
+        def method(*given: Any, **named: Any) -> None:
+            bound = signature.bind(*given, **named)
+            bound.apply_defaults()
+            trainer = bound.arguments.pop("self")
+            getattr(trainer, body)(Arguments(**bound.arguments))
 
-    eval_dataloader: Any
-    eval_interval: Interval | None
-    eval_subset_num_batches: SupportsIndex | None
+        method.__kwdefaults__ = declared.__kwdefaults__  # type: ignore[attr-defined]    # where defaults are looked up
+        return method
 
-
-@dataclass(frozen=True, kw_only=True)
-class ScheduleOptions:
-    """The learning-rate schedulers, and the factor for them and for the length of the training."""
-
-    schedulers: Any
-    scale_schedule_ratio: float
-    step_schedulers_every_batch: bool | None
+    return decorate
 
 
-@dataclass(frozen=True, kw_only=True)
-class LogOptions:
-    """Callbacks, loggers and what the console shows."""
-
-    callbacks: Callback | Sequence[Callback] | None
-    loggers: LoggerDestination | Sequence[LoggerDestination] | None
-    progress_bar: bool
-    log_to_console: bool
-    console_stream: Any
-    console_log_interval: TimeArgument
-    log_traces: bool
+def weights_only(arguments: Arguments) -> bool:
+    """Return True if only the model is loaded: a `.safetensors` file holds nothing else."""
+    return arguments.load_weights_only or os.fspath(arguments.load_path or "").endswith(".safetensors")
 
 
-@dataclass(frozen=True, kw_only=True)
-class LoadOptions:
-    """The checkpoint that the run starts from."""
+def check_branch(arguments: Arguments) -> None:
+    """Check the arguments of a branch of a run.
 
-    load_path: str | os.PathLike[str] | None
-    load_object_store: Any
-    load_weights_only: bool
-    load_strict_model_weights: bool
-    load_progress_bar: bool
-    load_ignore_keys: IgnoreKeys | None
-    load_exclude_algorithms: Sequence[str] | None
-    autoresume: bool
-    branch_duration: TimeArgument | None
-
-    @property
-    def weights_only(self) -> bool:
-        """True if only the model is loaded: a `.safetensors` file holds nothing else."""
-        return self.load_weights_only or os.fspath(self.load_path or "").endswith(".safetensors")
-
-    def check_branch(self) -> None:
-        """Check the options of a branch.
-
-        Raises:
-            ValueError: A run branches off nothing, or off weights alone.
-        """
-        if self.branch_duration is not None and self.load_path is None:
-            raise ValueError("`branch_duration` needs `load_path`, the checkpoint that the run branches off.")
-        if self.branch_duration is not None and self.weights_only:
-            raise ValueError(
-                f"`load_weights_only` must be False with `branch_duration`, and `load_path` not a `.safetensors` file, "
-                f"got {self.load_weights_only!r} and {without_password(os.fspath(self.load_path or ''))!r}: a branch "
-                f"continues the optimizers and the data. Load a checkpoint of a run, or give `max_duration` to a new "
-                f"run."
-            )
-
-
-@dataclass(frozen=True, kw_only=True)
-class SaveOptions:
-    """The checkpoints that the run saves."""
-
-    save_folder: str | os.PathLike[str] | None
-    save_filename: str
-    save_latest_filename: str | None
-    save_overwrite: bool
-    save_interval: Interval
-    save_weights_only: bool
-    save_ignore_keys: IgnoreKeys | None
-    save_num_checkpoints_to_keep: SupportsIndex
-    save_metrics: bool
-    save_num_best_checkpoints_to_keep: SupportsIndex
-    save_monitor: str | None
-    save_monitor_mode: str
-    save_async: bool
+    Raises:
+        ValueError: A run branches off nothing, or off weights alone, or has a length, too.
+    """
+    duration, path, max_duration = arguments.branch_duration, arguments.load_path, arguments.max_duration
+    if duration is None:
+        return
+    if path is None:
+        raise ValueError("`branch_duration` needs `load_path`, the checkpoint that the run branches off.")
+    if weights_only(arguments):
+        raise ValueError(
+            f"`load_weights_only` must be False with `branch_duration`, and `load_path` not a `.safetensors` file, got "
+            f"{arguments.load_weights_only!r} and {without_password(os.fspath(path))!r}: a branch continues the "
+            f"optimizers and the data. Load a checkpoint of a run, or give `max_duration` to a new run."
+        )
+    if max_duration is not None:
+        raise ValueError(
+            f"`max_duration` must not be given with `branch_duration`, got {max_duration!r} and {duration!r}: a branch "
+            f"ends that long after its checkpoint. Leave one out."
+        )
 
 
 _LOADING = (
@@ -205,49 +117,49 @@ _NEEDS: dict[str, tuple[str, ...]] = {
 }
 
 
-def warn_of_arguments_without_effect(
-    arguments: Mapping[str, Any], defaults: Mapping[str, Any], has_saver: bool
-) -> None:
+def warn_of_arguments_without_effect(arguments: Arguments, defaults: Mapping[str, Any], has_saver: bool) -> None:
     """Warn, once, of all arguments of `Trainer` that differ from their defaults and have no effect.
 
     Args:
-        arguments: All arguments by name.
-        defaults: Their defaults.
+        arguments: All arguments.
+        defaults: Their defaults by name.
         has_saver: True if the callbacks contain a `CheckpointSaver`, which has its own arguments.
     """
     ignored: dict[str, list[str]] = {}
+    given = vars(arguments)
     for name, default in defaults.items():
-        value = plain_number(arguments[name])
+        value = plain_number(given[name])
         # Types are compared first: a `Time` in batches cannot be compared with "1ep". A zero switches something off.
         if (type(value) is type(default) and value == default) or (type(value) is int and value == 0):
             continue
         needs = _NEEDS.get(name, ())
         if has_saver and (name == "save_folder" or name in _SAVING):
             ignored.setdefault("with a `CheckpointSaver` in `callbacks`, whose arguments are used", []).append(name)
-        elif needs and all(arguments[each] is None or arguments[each] is False for each in needs):
+        elif needs and all(given[each] is None or given[each] is False for each in needs):
             ignored.setdefault("without " + " or ".join(f"`{each}`" for each in needs), []).append(name)
     if ignored:
         reasons = [f"{', '.join(f'`{name}`' for name in names)} {reason}" for reason, names in ignored.items()]
         warnings.warn(
-            f"Arguments have no effect: {'; '.join(reasons)}. Leave them out, or add what they need.", stacklevel=3
+            f"Arguments have no effect: {'; '.join(reasons)}. Leave them out, or add what they need.", stacklevel=4
         )
 
 
-def check_arguments(**arguments: Any) -> None:
+def check_arguments(arguments: Arguments, defaults: Mapping[str, Any]) -> None:
     """Check the types and ranges of arguments of `Trainer` or `Trainer.fit`; one error names all that are wrong.
 
     Args:
-        **arguments: Values by the name of the argument; names without a check are ignored.
+        arguments: The arguments; those without a check are ignored.
+        defaults: Their defaults by name. None is right where it is the default.
 
     Raises:
         TypeError: A value has the wrong type, or is a class where an object is needed.
         ValueError: A value is out of range.
     """
     problems: list[TypeError | ValueError] = []
-    for name, value in arguments.items():
+    for name, value in vars(arguments).items():
         check = _CHECKS.get(name)
         try:
-            if check is not None:
+            if check is not None and not (value is None and defaults.get(name, ...) is None):
                 check(name, value)
         except (TypeError, ValueError) as error:
             problems.append(error)
@@ -309,6 +221,11 @@ def _file_name(name: str, value: Any) -> None:
     check_nonempty_path(name, value)
     check_pattern(name, os.fspath(value))
     check_relative(name, os.fspath(value))
+
+
+def _optional_file_name(name: str, value: Any) -> None:
+    if value is not None:
+        _file_name(name, value)
 
 
 def _mapping(name: str, value: Any) -> None:
@@ -460,16 +377,6 @@ def _store(name: str, value: Any) -> None:
         )
 
 
-def _optional(check: Callable[[str, Any], Any]) -> Callable[[str, Any], None]:
-    """Return a check that accepts None."""
-
-    def check_unless_none(name: str, value: Any) -> None:
-        if value is not None:
-            check(name, value)
-
-    return check_unless_none
-
-
 # MosaicML's Composer has no such arguments, and its users compare `local_hparams` with what they passed.
 _OWN_ARGUMENTS = frozenset(
     "loss metrics input_key target_key compile_step branch_duration save_num_best_checkpoints_to_keep save_monitor "
@@ -477,11 +384,11 @@ _OWN_ARGUMENTS = frozenset(
 )
 
 
-def logged_arguments(arguments: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+def logged_arguments(arguments: Arguments, defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of a Trainer that `auto_log_hparams` logs: all but the defaults of this Trainer's own."""
     return {
         name: value
-        for name, value in arguments.items()
+        for name, value in vars(arguments).items()
         if name not in _OWN_ARGUMENTS or value is not defaults.get(name)
     }
 
@@ -489,39 +396,36 @@ def logged_arguments(arguments: Mapping[str, Any], defaults: Mapping[str, Any]) 
 _FLAGS = (
     "progress_bar log_to_console log_traces auto_log_hparams accumulate_train_batch_on_tokens deterministic_mode "
     "load_weights_only load_strict_model_weights load_progress_bar save_overwrite save_weights_only save_metrics "
-    "save_async autoresume reset_time"
+    "save_async autoresume reset_time step_schedulers_every_batch spin_dataloaders compile_step"
 ).split()
 
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     **dict.fromkeys(_FLAGS, _flag),
-    "step_schedulers_every_batch": _optional(_flag),
-    "spin_dataloaders": _flag,
     "train_dataloader_label": _text,
-    "run_name": _optional(_run_name),
-    "python_log_level": _optional(_text),
-    "save_monitor": _optional(_text),
-    "load_path": _optional(_load_path),
-    "save_folder": _optional(_folder),
+    "run_name": _run_name,
+    "python_log_level": _text,
+    "save_monitor": _text,
+    "load_path": _load_path,
+    "save_folder": _folder,
     "save_filename": _file_name,
-    "save_latest_filename": _optional(_file_name),
+    "save_latest_filename": _optional_file_name,
     "save_interval": _interval,
     "eval_interval": _interval,
     "console_log_interval": _console_interval,
     "console_stream": _stream,
-    "precision_config": _optional(_mapping),
-    "compile_config": _optional(_compile_config),
-    "compile_step": _flag,
-    "seed": _optional(_seed),
+    "precision_config": _mapping,
+    "compile_config": _compile_config,
+    "seed": _seed,
     "scale_schedule_ratio": _positive,
-    **dict.fromkeys(("branch_duration", "duration", "max_duration"), _optional(check_duration)),
+    **dict.fromkeys(("branch_duration", "duration", "max_duration"), check_duration),
     "device": lambda _, value: get_device(value),
-    "precision": _optional(lambda _, value: parse_precision(value)),
-    "train_dataloader": _optional(data_spec_of),
-    "device_train_microbatch_size": _optional(microbatch_size),
+    "precision": lambda _, value: parse_precision(value),
+    "train_dataloader": data_spec_of,
+    "device_train_microbatch_size": microbatch_size,
     "delivery_timeout": _positive,
     "dist_timeout": _positive,
-    "load_object_store": _optional(_store),
-    "load_ignore_keys": _optional(_keys),
-    "save_ignore_keys": _optional(_keys),
-    "load_exclude_algorithms": _optional(_class_names),
+    "load_object_store": _store,
+    "load_ignore_keys": _keys,
+    "save_ignore_keys": _keys,
+    "load_exclude_algorithms": _class_names,
 }

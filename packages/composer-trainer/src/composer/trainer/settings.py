@@ -29,9 +29,7 @@ from composer.optim import compile_composer_scheduler, scale_pytorch_scheduler
 from composer.trainer.microbatch import check_not_profiled, check_not_sharded
 from composer.trainer.optimizers import needs_closure, wrapped_optimizers
 from composer.trainer.options import (
-    DataOptions,
-    EvaluationOptions,
-    ScheduleOptions,
+    Arguments,
     check_duration,
     data_spec_of,
     described,
@@ -40,8 +38,6 @@ from composer.trainer.options import (
 from composer.trainer.precision import ClosureGradScaler
 from composer.trainer.ranks import SingleProcess
 from composer.utils import ensure_tuple, plain_int, plain_number
-
-__all__ = ["RunSettings", "check_subset", "pin_batches", "with_members"]
 
 
 class RunSettings:
@@ -75,37 +71,37 @@ class RunSettings:
         """True if the training data is given and all schedulers are built."""
         return self._unbuilt is None and self.train_spec is not None
 
-    def set_train_data(self, options: DataOptions) -> None:
+    def set_train_data(self, arguments: Arguments) -> None:
         """Set the training data; without a loader, it is given later."""
-        state, loader, label = self.state, options.train_dataloader, options.train_dataloader_label
+        state, loader, label = self.state, arguments.train_dataloader, arguments.train_dataloader_label
         spec = self.train_spec = None if loader is None else data_spec_of("train_dataloader", loader)
         self.train_label = "train" if label is None else label
-        self._set_microbatch_size(options.device_train_microbatch_size)
+        self._set_microbatch_size(arguments.device_train_microbatch_size)
         if spec is not None:
             self.parallel.check_loader(spec.dataloader, "train_dataloader")
             pin_batches(spec.dataloader, state.device)
             _check_trainable(self.model)
             state.train_dataloader, state.train_data_spec = spec.dataloader, spec
-            self._activate(spec.dataloader, _train_subset(options, -1))
+            self._activate(spec.dataloader, _train_subset(arguments, -1))
 
-    def replace_train_data(self, options: DataOptions) -> None:
+    def replace_train_data(self, arguments: Arguments) -> None:
         """Apply the arguments of `fit` about training data; None leaves a setting unchanged.
 
         Raises:
             ValueError: There is no training data.
         """
-        if options.train_dataloader is not None:
-            self.set_train_data(options)
+        if arguments.train_dataloader is not None:
+            self.set_train_data(arguments)
             return
         if self.train_spec is None:
             raise ValueError("No `train_dataloader` was given. Pass it to the `Trainer` or to `fit`.")
-        if options.device_train_microbatch_size is not None:
-            self._set_microbatch_size(options.device_train_microbatch_size)
+        if arguments.device_train_microbatch_size is not None:
+            self._set_microbatch_size(arguments.device_train_microbatch_size)
         length = self.state._train_dataloader_len
-        subset = _train_subset(options, -1 if length is None else length)
-        if options.train_dataloader_label is not None:
-            self.train_label = options.train_dataloader_label
-        if options.train_dataloader_label is not None or options.train_subset_num_batches is not None:
+        subset = _train_subset(arguments, -1 if length is None else length)
+        if arguments.train_dataloader_label is not None:
+            self.train_label = arguments.train_dataloader_label
+        if arguments.train_dataloader_label is not None or arguments.train_subset_num_batches is not None:
             self._activate(self.train_spec.dataloader, subset)
 
     def _set_microbatch_size(self, requested: Any) -> None:
@@ -131,9 +127,9 @@ class RunSettings:
         if length is not None and length != local:
             state.dataloader_len = length
 
-    def set_evaluators(self, options: EvaluationOptions) -> None:
+    def set_evaluators(self, arguments: Arguments) -> None:
         """Set the evaluators; None is the default of an interval or number of batches."""
-        evaluators = self.evaluators_of(options)
+        evaluators = self.evaluators_of(arguments)
         for evaluator in evaluators:
             loader = evaluator.dataloader.dataloader
             if _is_iterator(loader):
@@ -144,16 +140,16 @@ class RunSettings:
                 )
         self.state.evaluators = evaluators
 
-    def replace_evaluation(self, options: EvaluationOptions) -> None:
+    def replace_evaluation(self, arguments: Arguments) -> None:
         """Apply the arguments of `fit` about evaluation; None leaves a setting, or means the default for a new loader.
 
         Raises:
             ValueError: An interval or number of batches is given, but there are no evaluators.
         """
-        if options.eval_dataloader is not None:
-            self.set_evaluators(options)
+        if arguments.eval_dataloader is not None:
+            self.set_evaluators(arguments)
             return
-        interval, subset = options.eval_interval, options.eval_subset_num_batches
+        interval, subset = arguments.eval_interval, arguments.eval_subset_num_batches
         given = {"eval_interval": interval, "eval_subset_num_batches": subset}
         names = [f"`{name}`" for name, value in given.items() if value is not None]
         if names and not self.state.evaluators:
@@ -167,9 +163,9 @@ class RunSettings:
         for evaluator in self.state.evaluators:
             evaluator._inherit(**{name: value for name, value in values.items() if value is not None})
 
-    def evaluators_of(self, options: EvaluationOptions) -> list[Evaluator]:
+    def evaluators_of(self, arguments: Arguments) -> list[Evaluator]:
         """Build evaluators, and add their metrics to the state."""
-        evaluators = _build_evaluators(options)
+        evaluators = _build_evaluators(arguments)
         for evaluator in evaluators:
             self.parallel.check_loader(evaluator.dataloader.dataloader, "eval_dataloader")
             pin_batches(evaluator.dataloader.dataloader, self.state.device)
@@ -236,34 +232,34 @@ class RunSettings:
                 state.max_duration = begin + _scaled(limit - begin, ratio, "max_duration")
         self._check_epochs()
 
-    def check_schedulers(self, options: ScheduleOptions) -> None:
+    def check_schedulers(self, arguments: Arguments) -> None:
         """Check the argument of `set_schedulers`.
 
         Raises:
             TypeError: An object is not a scheduler.
             ValueError: A scheduler belongs to another optimizer, or an argument has no effect without schedulers.
         """
-        schedulers, ratio = options.schedulers, options.scale_schedule_ratio
+        schedulers, ratio = arguments.schedulers, arguments.scale_schedule_ratio
         if isinstance(schedulers, Mapping) and not schedulers:
             raise TypeError("`schedulers` must be a scheduler, several, or schedulers by optimizer, got an empty dict.")
         given = _with_optimizers(schedulers)
         if not given:
             if ratio != 1.0:
                 raise ValueError(f"`scale_schedule_ratio` must be 1.0 without `schedulers`, got {ratio!r}.")
-            if options.step_schedulers_every_batch is not None:
+            if arguments.step_schedulers_every_batch is not None:
                 raise ValueError("`step_schedulers_every_batch` has no effect without `schedulers`. Leave it out.")
             return
         _check_schedulers(given, self.state.optimizers)
 
-    def set_schedulers(self, options: ScheduleOptions) -> None:
+    def set_schedulers(self, arguments: Arguments) -> None:
         """Set the schedulers, scaled by the ratio; None leaves them unchanged."""
-        given, every_batch = _with_optimizers(options.schedulers), options.step_schedulers_every_batch
+        given, every_batch = _with_optimizers(arguments.schedulers), arguments.step_schedulers_every_batch
         if not given:
             return
         self.given_schedulers = [scheduler for scheduler, _ in given]
         torch_schedulers = any(isinstance(scheduler, LRScheduler) for scheduler in self.given_schedulers)
         self.step_every_batch = not torch_schedulers if every_batch is None else every_batch
-        self._unbuilt = (given, options.scale_schedule_ratio)
+        self._unbuilt = (given, arguments.scale_schedule_ratio)
         if self.state.max_duration is not None and self.train_spec is not None:
             self.compile_schedulers()
 
@@ -295,10 +291,10 @@ class RunSettings:
             stepped = f"but it is stepped once per {unit}, {steps[unit]} times"
             if length != steps[unit] and length == steps[other]:
                 text = f"{given}, the number of {'epochs' if other == 'epoch' else 'batches'} of the run, {stepped}."
-                warnings.warn(f"{text} {advice}", stacklevel=5)
+                warnings.warn(f"{text} {advice}", stacklevel=6)
             elif name == "total_steps" and length < steps[unit]:
                 text = f"{given} and raises an error after that many steps, {stepped}."
-                warnings.warn(f"{text} Pass {name}={steps[unit]}.", stacklevel=5)
+                warnings.warn(f"{text} Pass {name}={steps[unit]}.", stacklevel=6)
 
     def _steps_of_run(self) -> dict[str, int] | None:
         """Return how many batches and epochs are left to train; None if unknown."""
@@ -388,7 +384,7 @@ def _is_iterator(dataloader: Any) -> bool:
     return isinstance(dataloader, Iterator) and type(dataloader).__module__ in ("builtins", "itertools")
 
 
-def _build_evaluators(options: EvaluationOptions) -> list[Evaluator]:
+def _build_evaluators(arguments: Arguments) -> list[Evaluator]:
     """Return the evaluators of `eval_dataloader`, each with an interval.
 
     Several loaders are labeled "eval", "eval_1", "eval_2" and so on, with a warning.
@@ -396,9 +392,9 @@ def _build_evaluators(options: EvaluationOptions) -> list[Evaluator]:
     Raises:
         ValueError: Evaluators are mixed with loaders, or two have the same label.
     """
-    given = [] if options.eval_dataloader is None else _as_sequence(options.eval_dataloader)
-    interval = 1 if options.eval_interval is None else options.eval_interval
-    subset = -1 if options.eval_subset_num_batches is None else options.eval_subset_num_batches
+    given = [] if arguments.eval_dataloader is None else _as_sequence(arguments.eval_dataloader)
+    interval = 1 if arguments.eval_interval is None else arguments.eval_interval
+    subset = -1 if arguments.eval_subset_num_batches is None else arguments.eval_subset_num_batches
     kinds = {isinstance(item, Evaluator) for item in given}
     if kinds == {True, False}:
         raise ValueError(
@@ -410,7 +406,7 @@ def _build_evaluators(options: EvaluationOptions) -> list[Evaluator]:
         warnings.warn(
             f"The loaders of `eval_dataloader` are labeled {', '.join(map(repr, labels))}. Wrap each to choose its "
             f"label: `Evaluator(label=..., dataloader=...)`.",
-            stacklevel=5,
+            stacklevel=6,
         )
     evaluators = [
         item
@@ -456,7 +452,7 @@ def _check_auto(size: str, spec: DataSpec | None, device: Device) -> None:
     warnings.warn(
         "`device_train_microbatch_size='auto'` may potentially fail with unexpected CUDA errors. Give a "
         "number if it does.",
-        stacklevel=4,
+        stacklevel=5,
     )
 
 
@@ -550,8 +546,8 @@ def _build_schedulers(schedulers: _Schedulers, state: State, ssr: float) -> list
     return built
 
 
-def _train_subset(options: DataOptions, default: int) -> int:
-    subset = options.train_subset_num_batches
+def _train_subset(arguments: Arguments, default: int) -> int:
+    subset = arguments.train_subset_num_batches
     return check_subset("train_subset_num_batches", default if subset is None else subset)
 
 

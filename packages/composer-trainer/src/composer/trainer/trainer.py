@@ -9,7 +9,6 @@ import os
 import platform
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, SupportsIndex, TextIO
 
 import torch
@@ -50,22 +49,18 @@ from composer.trainer.microbatch import adjust_device_train_microbatch_size as _
 from composer.trainer.microbatch import is_cuda_oom as _is_cuda_oom
 from composer.trainer.optimizers import OptimizerFactory, check_alternating_optimizers, check_optimizers, is_function
 from composer.trainer.options import (
-    DataOptions,
-    EvaluationOptions,
+    Arguments,
     Interval,
-    LoadOptions,
-    LogOptions,
-    ModelOptions,
     OptimizerArgument,
-    RunOptions,
-    SaveOptions,
-    ScheduleOptions,
     TimeArgument,
     check_arguments,
+    check_branch,
     check_duration,
     data_spec_of,
+    done_by,
     logged_arguments,
     warn_of_arguments_without_effect,
+    weights_only,
 )
 from composer.trainer.plot import plot
 from composer.trainer.precision import resolve_precision
@@ -283,6 +278,7 @@ class Trainer(_RejectsRemovedArguments):
         Time(8, TimeUnit.BATCH)
     """
 
+    @done_by("_construct")
     def __init__(
         self,
         *,
@@ -351,163 +347,79 @@ class Trainer(_RejectsRemovedArguments):
         delivery_timeout: float = 60.0,
         autoresume: bool = False,
         spin_dataloaders: bool = True,
-    ) -> None:
-        model_options = ModelOptions(loss=loss, metrics=metrics, input_key=input_key, target_key=target_key)
-        run = RunOptions(
-            run_name=run_name,
-            seed=seed,
-            deterministic_mode=deterministic_mode,
-            precision_config=precision_config,
-            dist_timeout=dist_timeout,
-            ddp_sync_strategy=ddp_sync_strategy,
-            parallelism_config=parallelism_config,
-            algorithms=algorithms,
-            optimizers=optimizers,
-        )
-        logs = LogOptions(
-            callbacks=callbacks,
-            loggers=loggers,
-            progress_bar=progress_bar,
-            log_to_console=log_to_console,
-            console_stream=console_stream,
-            console_log_interval=console_log_interval,
-            log_traces=log_traces,
-        )
-        load = LoadOptions(
-            load_path=load_path,
-            load_object_store=load_object_store,
-            load_weights_only=load_weights_only,
-            load_strict_model_weights=load_strict_model_weights,
-            load_progress_bar=load_progress_bar,
-            load_ignore_keys=load_ignore_keys,
-            load_exclude_algorithms=load_exclude_algorithms,
-            autoresume=autoresume,
-            branch_duration=branch_duration,
-        )
-        save = SaveOptions(
-            save_folder=save_folder,
-            save_filename=save_filename,
-            save_latest_filename=save_latest_filename,
-            save_overwrite=save_overwrite,
-            save_interval=save_interval,
-            save_weights_only=save_weights_only,
-            save_ignore_keys=save_ignore_keys,
-            save_num_checkpoints_to_keep=save_num_checkpoints_to_keep,
-            save_metrics=save_metrics,
-            save_num_best_checkpoints_to_keep=save_num_best_checkpoints_to_keep,
-            save_monitor=save_monitor,
-            save_monitor_mode=save_monitor_mode,
-            save_async=save_async,
-        )
-        data = DataOptions(
-            train_dataloader=train_dataloader,
-            train_dataloader_label=train_dataloader_label,
-            train_subset_num_batches=train_subset_num_batches,
-            device_train_microbatch_size=device_train_microbatch_size,
-        )
-        schedule = ScheduleOptions(
-            schedulers=schedulers,
-            scale_schedule_ratio=scale_schedule_ratio,
-            step_schedulers_every_batch=step_schedulers_every_batch,
-        )
-        evaluation = EvaluationOptions(
-            eval_dataloader=eval_dataloader,
-            eval_interval=eval_interval,
-            eval_subset_num_batches=eval_subset_num_batches,
-        )
-        arguments = {
-            "model": model,
-            **vars(model_options),
-            **vars(run),
-            **vars(data),
-            "accumulate_train_batch_on_tokens": accumulate_train_batch_on_tokens,
-            "spin_dataloaders": spin_dataloaders,
-            "max_duration": max_duration,
-            **vars(schedule),
-            **vars(evaluation),
-            "device": device,
-            "precision": precision,
-            "compile_config": compile_config,
-            "compile_step": compile_step,
-            "algorithm_passes": algorithm_passes,
-            "profiler": profiler,
-            **vars(logs),
-            "auto_log_hparams": auto_log_hparams,
-            "python_log_level": python_log_level,
-            "delivery_timeout": delivery_timeout,
-            **vars(load),
-            **vars(save),
-        }
-        check_arguments(**arguments)
+    ) -> None: ...
+
+    def _construct(self, arguments: Arguments) -> None:
         defaults = Trainer.__init__.__kwdefaults__ or {}
-        load.check_branch()
-        has_saver = any(isinstance(each, CheckpointSaver) for each in ensure_tuple(callbacks))
+        check_arguments(arguments, defaults)
+        check_branch(arguments)
+        has_saver = any(isinstance(each, CheckpointSaver) for each in ensure_tuple(arguments.callbacks))
         warn_of_arguments_without_effect(arguments, defaults, has_saver)
-        if branch_duration is not None and max_duration is not None:
-            raise ValueError(
-                f"`max_duration` must not be given with `branch_duration`, got {max_duration!r} and "
-                f"{branch_duration!r}: a branch ends that long after its checkpoint. Leave one out."
-            )
-        self._branch_duration = None if branch_duration is None else check_duration("branch_duration", branch_duration)
-        construction.set_python_log_level(python_log_level)
-        self.auto_log_hparams, self.python_log_level = auto_log_hparams, python_log_level
-        self.accumulate_train_batch_on_tokens = accumulate_train_batch_on_tokens
+        duration = arguments.branch_duration
+        self._branch_duration = None if duration is None else check_duration("branch_duration", duration)
+        construction.set_python_log_level(arguments.python_log_level)
+        self.auto_log_hparams, self.python_log_level = arguments.auto_log_hparams, arguments.python_log_level
+        self.accumulate_train_batch_on_tokens = arguments.accumulate_train_batch_on_tokens
         self.local_hparams: dict[str, Any] = {}
-        self._model, compiled = construction.build_model(model, model_options)
-        run_device = get_device(device)
-        run_precision = resolve_precision(precision, run_device)
-        if (compiled or compile_step) and compile_config is None:
+        self._model, compiled = construction.build_model(arguments)
+        device = get_device(arguments.device)
+        precision = resolve_precision(arguments.precision, device)
+        compile_config = arguments.compile_config
+        if (compiled or arguments.compile_step) and compile_config is None:
             compile_config = {}
-        self._parallel = construction.connect_ranks(run_device, run)
-        self.state = construction.build_state(self._model, run, run_device, run_precision, self._parallel, save_metrics)
-        if auto_log_hparams:
+        self._parallel = construction.connect_ranks(device, arguments)
+        self.state = construction.build_state(self._model, arguments, device, precision, self._parallel)
+        if arguments.auto_log_hparams:
             self.local_hparams = extract_hparams(logged_arguments(arguments, defaults)) | {
                 "is_model_compiled": compile_config is not None,
-                "auto_microbatching": isinstance(device_train_microbatch_size, str),
-                "num_optimizers": len(ensure_tuple(optimizers)),
+                "auto_microbatching": isinstance(arguments.device_train_microbatch_size, str),
+                "num_optimizers": len(ensure_tuple(arguments.optimizers)),
                 "rank_zero_seed": self.state.rank_zero_seed,
             }
-        construction.bind_profiler(profiler, self.state, device_train_microbatch_size)  # its callbacks come last
-        destinations, user_callbacks = construction.build_loggers(logs)
-        self._checkpoint_saver, user_callbacks = construction.build_saver(save, user_callbacks)
-        construction.check_uploaders(destinations, self._checkpoint_saver, autoresume)
-        if autoresume:
-            construction.check_autoresume(self._checkpoint_saver, run_name)
+        construction.bind_profiler(arguments, self.state)  # its callbacks come last
+        destinations, user_callbacks = construction.build_loggers(arguments)
+        self._checkpoint_saver, user_callbacks = construction.build_saver(arguments, user_callbacks)
+        construction.check_uploaders(destinations, self._checkpoint_saver, arguments.autoresume)
+        if arguments.autoresume:
+            construction.check_autoresume(self._checkpoint_saver, arguments.run_name)
             for destination in destinations:
                 if isinstance(destination, FileLogger):
                     destination.append = True  # to the log of the previous launch
         if self._checkpoint_saver is not None:  # before INIT, where loggers start runs of their services
-            self._checkpoint_saver.reserve(self.state, delivery_timeout)
+            self._checkpoint_saver.reserve(self.state, arguments.delivery_timeout)
         # The stream for messages to the user; None: show nothing.
-        self._stream = open_stream(console_stream) if progress_bar or log_to_console else None
+        is_shown = arguments.progress_bar or arguments.log_to_console
+        self._stream = open_stream(arguments.console_stream) if is_shown else None
         self._description_logged = False
-        optimizer_factory = OptimizerFactory(optimizers) if is_function(optimizers) else None
-        self._start_engine(destinations, user_callbacks, algorithm_passes, delivery_timeout, optimizer_factory)
+        optimizer_factory = OptimizerFactory(arguments.optimizers) if is_function(arguments.optimizers) else None
+        self._start_engine(arguments, destinations, user_callbacks, optimizer_factory)
         if optimizer_factory is not None and optimizer_factory.schedulers:
-            if schedulers is not None:
+            if arguments.schedulers is not None:
                 raise ValueError(
                     "`schedulers` must not be given if the function `optimizers` returns some, too. Leave one out."
                 )
-            schedule = replace(schedule, schedulers=optimizer_factory.schedulers)
+            arguments = arguments.replaced(schedulers=optimizer_factory.schedulers)
         # After INIT, where algorithms may replace the model and its metrics, and scale the length of the run.
         settings = self._settings = RunSettings(self.state, self._model, self._parallel)
-        settings.set_train_data(data)
-        settings.set_evaluators(evaluation)
-        settings.check_schedulers(schedule)
-        settings.set_max_duration(max_duration, scale_schedule_ratio)
-        settings.set_schedulers(schedule)
+        settings.set_train_data(arguments)
+        settings.set_evaluators(arguments)
+        settings.check_schedulers(arguments)
+        settings.set_max_duration(arguments.max_duration, arguments.scale_schedule_ratio)
+        settings.set_schedulers(arguments)
         self.engine.run_event(Event.BEFORE_LOAD)
         settings.set_scaler()  # after INIT, where an algorithm may wrap the optimizer in one that needs closures
-        position = LoaderPosition(self.state, self._metrics, spin_dataloaders, self._evaluation.accesses)
+        position = LoaderPosition(self.state, self._metrics, arguments.spin_dataloaders, self._evaluation.accesses)
         # Before the checkpoint is loaded: it describes the arguments of this launch.
-        self._progress = RunProgress(self.state, settings, position, self._evaluation, self._announce, branch_duration)
+        self._progress = RunProgress(
+            self.state, settings, position, self._evaluation, self._announce, arguments.branch_duration
+        )
         self.state.resumption = self._progress
-        self._load(load, algorithm_passes)
+        self._load(arguments)
         self.engine.run_event(Event.AFTER_LOAD)
-        self._compile_step_config = compile_config if compile_step else None
+        self._compile_step_config = compile_config if arguments.compile_step else None
         check_alternating_optimizers(
             self._model,
-            optimizers if optimizer_factory is None else optimizer_factory.optimizers,
+            arguments.optimizers if optimizer_factory is None else optimizer_factory.optimizers,
             self.state.optimizers,
         )
         self._wrap_model(compile_config)
@@ -516,27 +428,25 @@ class Trainer(_RejectsRemovedArguments):
 
     def _start_engine(
         self,
+        arguments: Arguments,
         destinations: Sequence[LoggerDestination],
         callbacks: Sequence[Callback],
-        passes: PassInput,
-        delivery_timeout: float,
         optimizer_factory: OptimizerFactory | None,
     ) -> None:
         """Create logger and engine, and run INIT, where algorithms change the model.
 
         Args:
+            arguments: The Trainer's arguments.
             destinations: The loggers.
             callbacks: The user's callbacks.
-            passes: The argument `algorithm_passes`.
-            delivery_timeout: The argument of this name.
             optimizer_factory: Makes the optimizers at INIT, when the model has its final parameters; None: the run has
                 its optimizers.
         """
         state = self.state
         destinations = [*destinations, *construction.build_uploaders(state, callbacks, destinations)]
-        self.logger = Logger(state, destinations, delivery_timeout=delivery_timeout)
+        self.logger = Logger(state, destinations, delivery_timeout=arguments.delivery_timeout)
         state.callbacks = [*destinations, *callbacks, *state.callbacks]  # the profiler has added some
-        self.engine = Engine(state, self.logger, passes)
+        self.engine = Engine(state, self.logger, arguments.algorithm_passes)
         self._model.logger = self.logger
         if optimizer_factory is not None:
             state.algorithms = [*state.algorithms, optimizer_factory]
@@ -577,19 +487,19 @@ class Trainer(_RejectsRemovedArguments):
             }
         )
 
-    def _load(self, options: LoadOptions, passes: PassInput) -> None:
+    def _load(self, arguments: Arguments) -> None:
         """Shard the model among ranks and load the requested checkpoint."""
         state, parallel, saver = self.state, self._parallel, self._checkpoint_saver
         with parallel.report_lost_ranks(), ExitStack() as downloads:
             own: str | None = None
-            if options.load_path is not None or options.autoresume:
-                options, own = choose_checkpoint(options, state, self.logger.destinations, saver, downloads)
-            if options.autoresume and own is None:
+            if arguments.load_path is not None or arguments.autoresume:
+                arguments, own = choose_checkpoint(arguments, state, self.logger.destinations, saver, downloads)
+            if arguments.autoresume and own is None:
                 self._announce(f"No checkpoint of the run {state.run_name!r} was found; it starts from the beginning.")
-            if options.load_path is None:
+            if arguments.load_path is None:
                 parallel.shard(state)
             else:
-                self._load_run(options, passes, own)
+                self._load_run(arguments, own)
         if own is not None:
             self._progress.check_branch()
             if saver is not None:
@@ -606,34 +516,36 @@ class Trainer(_RejectsRemovedArguments):
             self._metrics.set_model(model)
         self.logger.log_hyperparameters({"rank_zero_seed": state.rank_zero_seed})  # loading may have changed it
 
-    def _load_run(self, options: LoadOptions, passes: PassInput, name: str | None) -> None:
-        """Load the checkpoint `options.load_path`, and shard the model among ranks when its structure is final.
+    def _load_run(self, arguments: Arguments, name: str | None) -> None:
+        """Load the checkpoint `load_path`, and shard the model among ranks when its structure is final.
 
         The run records, and the log names, the checkpoint as `name`: the path may be that of a downloaded copy.
         """
-        assert options.load_path is not None
+        assert arguments.load_path is not None
         state, parallel, run_name = self.state, self._parallel, self.state.run_name
         checkpoint.load_checkpoint(
-            options.load_path,
+            arguments.load_path,
             state,
             self.logger,
-            options.load_object_store,
-            options.weights_only,
-            options.load_strict_model_weights,
-            options.load_progress_bar,
-            options.load_ignore_keys,
-            options.load_exclude_algorithms,
-            passes,
+            arguments.load_object_store,
+            weights_only(arguments),
+            arguments.load_strict_model_weights,
+            arguments.load_progress_bar,
+            arguments.load_ignore_keys,
+            arguments.load_exclude_algorithms,
+            arguments.algorithm_passes,
             shard=lambda: parallel.shard(state),
         )
-        if options.branch_duration is not None and state.run_name == run_name:
+        if arguments.branch_duration is not None and state.run_name == run_name:
             raise ValueError(
                 f"`run_name` must be a name of its own for a branch, got {run_name!r}, the name of the run that saved "
                 f"`load_path`: its checkpoints could replace each other's. Use for example '{run_name}-branch'."
             )
-        state.run_name, state.load_path, now = run_name, name or os.fspath(options.load_path), state.timestamp
+        state.run_name, state.load_path, now = run_name, name or os.fspath(arguments.load_path), state.timestamp
         run = f"The run, at epoch {now.epochs} and batch {now.batches},"
-        self._announce(f"{'Weights' if options.weights_only else run} loaded from {without_password(state.load_path)}.")
+        self._announce(
+            f"{'Weights' if weights_only(arguments) else run} loaded from {without_password(state.load_path)}."
+        )
 
     def _wrap_model(self, compile_config: dict[str, Any] | None) -> None:
         """Wrap and compile the model, once all module surgery is done and everything is loaded."""
@@ -650,7 +562,7 @@ class Trainer(_RejectsRemovedArguments):
         options = config.get("options") or {}
         if config.get("backend", "inductor") == "inductor" and options.get("layout_optimization", True):
             advice = 'pass `compile_config={"options": {"layout_optimization": False}}`'
-            warn_about_narrow_convolutions(self._model, "`torch.compile` can choose", advice, stacklevel=5)
+            warn_about_narrow_convolutions(self._model, "`torch.compile` can choose", advice, stacklevel=6)
         self.state.model.compile(**config)
 
     def _announce(self, text: str) -> None:
@@ -662,6 +574,7 @@ class Trainer(_RejectsRemovedArguments):
 
     # ---- training ----
 
+    @done_by("_fit")
     def fit(
         self,
         *,
@@ -719,65 +632,45 @@ class Trainer(_RejectsRemovedArguments):
             FolderInUseError: Another run saves to `save_folder`.
             LostRankError: Another rank failed, or does not answer.
         """
+
+    def _fit(self, arguments: Arguments) -> None:
         state, settings, position = self.state, self._settings, self._progress.loader
-        data = DataOptions(
-            train_dataloader=train_dataloader,
-            train_dataloader_label=train_dataloader_label,
-            train_subset_num_batches=train_subset_num_batches,
-            device_train_microbatch_size=device_train_microbatch_size,
-        )
-        schedule = ScheduleOptions(
-            schedulers=schedulers,
-            scale_schedule_ratio=scale_schedule_ratio,
-            step_schedulers_every_batch=step_schedulers_every_batch,
-        )
-        evaluation = EvaluationOptions(
-            eval_dataloader=eval_dataloader,
-            eval_interval=eval_interval,
-            eval_subset_num_batches=eval_subset_num_batches,
-        )
-        unchanged_if_none = {**vars(data), **vars(evaluation), "spin_dataloaders": spin_dataloaders}
-        given = {name: value for name, value in unchanged_if_none.items() if value is not None}
-        check_arguments(
-            reset_time=reset_time,
-            compile_config=compile_config,
-            duration=duration,
-            precision=precision,
-            **vars(schedule),
-            **given,
-        )
+        check_arguments(arguments, Trainer.fit.__kwdefaults__ or {})
         if not state.optimizers:
             raise ValueError(
                 "No optimizer was specified when constructing the Trainer, and the model had no parameters then. "
                 "Pass `optimizers` to the `Trainer`."
             )
         if self._branch_duration is not None and self._progress.is_first_fit:
-            if duration is not None:
+            if arguments.duration is not None:
                 raise ValueError(
-                    f"`duration` must not be given to the first `fit` with `branch_duration`, got {duration!r} and "
-                    f"{self._branch_duration!r}. Leave one out."
+                    f"`duration` must not be given to the first `fit` with `branch_duration`, got "
+                    f"{arguments.duration!r} and {self._branch_duration!r}. Leave one out."
                 )
             self._progress.check_start(self._branch_duration)
-            duration = self._branch_duration
-        settings.check_schedulers(schedule)
+            arguments.duration = self._branch_duration
+        settings.check_schedulers(arguments)
         old_data, old_length = settings.train_spec, state.dataloader_len
-        settings.replace_train_data(data)
-        begun, ended = self._progress.begin_fit(reset_time)
+        settings.replace_train_data(arguments)
+        begun, ended = self._progress.begin_fit(arguments.reset_time)
         if self._is_other_data(old_data, old_length, state.timestamp if begun is None else begun):
             position.replace_loader()
-        settings.set_duration(duration, scale_schedule_ratio, begun)
+        settings.set_duration(arguments.duration, arguments.scale_schedule_ratio, begun)
         complete = ended or self._progress.restore_if_complete()
         # Also for a call that is skipped, because the next one keeps what it is not given.
-        settings.replace_evaluation(evaluation)
-        settings.set_schedulers(schedule)
+        settings.replace_evaluation(arguments)
+        settings.set_schedulers(arguments)
         settings.compile_schedulers()
-        if precision is not None and (resolved := resolve_precision(precision, state.device)) is not state.precision:
+        if (
+            arguments.precision is not None
+            and (resolved := resolve_precision(arguments.precision, state.device)) is not state.precision
+        ):
             state.precision = resolved
             settings.set_scaler()
-        if spin_dataloaders is not None:
-            position.spin = spin_dataloaders
-        if compile_config is not None:
-            self._compile(compile_config)
+        if arguments.spin_dataloaders is not None:
+            position.spin = arguments.spin_dataloaders
+        if arguments.compile_config is not None:
+            self._compile(arguments.compile_config)
         if not ended:
             self._progress.apply()
         if complete:
@@ -943,10 +836,10 @@ class Trainer(_RejectsRemovedArguments):
         subset_num_batches = check_subset("subset_num_batches", subset_num_batches)
         extra: list[Evaluator] = []
         if eval_dataloader is not None:
-            options = EvaluationOptions(
+            arguments = Arguments(
                 eval_dataloader=eval_dataloader, eval_interval=0, eval_subset_num_batches=subset_num_batches
             )
-            extra = self._settings.evaluators_of(options)
+            extra = self._settings.evaluators_of(arguments)
         with self._progress.repeat_evaluation():
             return self._evaluation.run_standalone(extra, subset_num_batches)
 

@@ -9,7 +9,6 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
@@ -40,7 +39,7 @@ from composer.checkpoint.shards import (
 from composer.checkpoint.storage import Storage, UnreachableError, storage_of, without_password
 from composer.core import State, Timestamp
 from composer.loggers import LoggerDestination
-from composer.trainer.options import LoadOptions
+from composer.trainer.options import Arguments
 from composer.utils import (
     dist,
     format_name_with_dist,
@@ -63,32 +62,31 @@ _DEFAULT_SHARD_FOLDER = "ep{epoch}-ba{batch}"  # folders of shards, if the curre
 
 
 def choose_checkpoint(
-    options: LoadOptions,
+    arguments: Arguments,
     state: State,
     destinations: Iterable[LoggerDestination],
     saver: CheckpointSaver | None,
     downloads: ExitStack,
-) -> tuple[LoadOptions, str | None]:
+) -> tuple[Arguments, str | None]:
     """Return what to load: with `autoresume` the run's own newest checkpoint, otherwise, or without one, `load_path`.
 
     Args:
-        options: The Trainer's arguments.
+        arguments: The Trainer's arguments.
         state: The run.
         destinations: Loggers, which may store files remotely.
         saver: The run's saver.
         downloads: Removes downloaded files when it is closed.
 
     Returns:
-        The options to load with, and the name of the run's own checkpoint, which is loaded whole; None if it has none.
+        The arguments to load with, and the name of the run's own checkpoint, which is loaded whole; None without one.
     """
-    if options.autoresume:
+    if arguments.autoresume:
         assert saver is not None, "`check_autoresume` has checked it"
-        newest = find_checkpoint(saver, state, destinations, options.load_progress_bar, downloads)
+        newest = find_checkpoint(saver, state, destinations, arguments.load_progress_bar, downloads)
         saver.continues = True  # files of other runs have been rejected
         if newest is not None:
             path, name = newest
-            return replace(
-                options,
+            return arguments.replaced(
                 load_path=path,
                 load_object_store=None,
                 load_weights_only=False,
@@ -96,12 +94,12 @@ def choose_checkpoint(
                 load_exclude_algorithms=None,
                 branch_duration=None,
             ), name
-    if options.load_path is not None:
-        path = os.path.expanduser(os.fspath(options.load_path))
-        options = replace(options, load_path=path)
-        if options.load_object_store is None:
+    if arguments.load_path is not None:
+        path = os.path.expanduser(os.fspath(arguments.load_path))
+        arguments = arguments.replaced(load_path=path)
+        if arguments.load_object_store is None:
             _check_load_path(path, state.run_name)
-    return options, None
+    return arguments, None
 
 
 def _check_load_path(path: str, run_name: str) -> None:
