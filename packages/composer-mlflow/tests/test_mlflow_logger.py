@@ -26,6 +26,7 @@ from composer.core import Event
 from composer.loggers import DeferredValue
 from composer.loggers.mlflow_logger import MLFlowLogger, _MLFlowRun
 from composer.loggers.spi import Logged
+from composer.utils.retrying import DeliveryDeadline
 
 
 def only_run(client: MlflowClient, arguments: dict[str, Any]) -> Any:
@@ -252,7 +253,8 @@ def test_a_server_that_is_down_is_not_one_without_the_file(start: Any, arguments
     logger = MLFlowLogger(**arguments, log_artifacts=True)
     start(logger)
     with socket.create_server(("127.0.0.1", 0)) as listening:  # and never answers
-        logger.tracking_uri, logger.delivery_timeout = f"http://127.0.0.1:{listening.getsockname()[1]}", 0.5
+        logger.tracking_uri = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        logger._deadline = DeliveryDeadline(0.5)
         with pytest.raises(TimeoutError, match="Asking MLflow for its artifacts"):
             logger.download_file("my-run/latest.symlink", str(tmp_path / "b"))
 
