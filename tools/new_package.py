@@ -103,11 +103,7 @@ def main() -> None:
     except ValueError as error:
         sys.exit(str(error))
     derived.write(Workspace()[derived.CORE])  # a new view of the repository, which now holds the package
-    print(
-        f'{path.relative_to(workspace.root)} is ready: nox -s "tests({arguments.distribution})"\n'
-        "When it does what it should, two tables of `nox -s together` want to know it: its group in\n"
-        "tests/test_algorithm_ranks.py, and HOSTS.md, which `PYTHONPATH=. python tests/test_hosts_table.py` writes."
-    )
+    print(f'{path.relative_to(workspace.root)} is ready: nox -s "tests({arguments.distribution})"')
 
 
 if __name__ == "__main__":
