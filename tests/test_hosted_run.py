@@ -17,7 +17,8 @@ from torch.utils.data import DataLoader, DistributedSampler, Sampler
 
 from composer import Trainer
 from composer.algorithms.warnings import NoEffectWarning, NotIntendedUseWarning
-from composer.core import ConflictError, HostedRun, Precision
+from composer.core import ConflictError, Precision
+from composer.loop import HostedRun
 from composer.testing import deep_compare
 
 SEED, EPOCHS, LENGTH, BATCH = 3, 2, 5, 8

@@ -56,7 +56,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from composer import Trainer
 from composer.algorithms import EMA, MixUp
-from composer.core import HostedRun
+from composer.loop import HostedRun
 from composer.hosts.accelerate import AcceleratedRun
 from composer.hosts.huggingface import ComposerMixin, ComposerTrainer
 from composer.hosts.ignite import IgniteRun

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.nn.functional import cross_entropy
 
-from composer.core import HostedRun
+from composer.loop import HostedRun
 from tools.bench._measure import QUANTILES, TimedBatches, interleaved, low, machine, timed
 from tools.bench.overhead import Batches, make_batches, make_network, make_optimizer, steps_of
 

@@ -22,7 +22,7 @@ from transformers import (
 )
 
 from composer import Trainer
-from composer.core import HostedRun
+from composer.loop import HostedRun
 from composer.models import HuggingFaceModel, ModuleWithLoss
 from composer.testing import deep_compare
 

@@ -19,11 +19,11 @@ from composer.core import (
     Algorithm,
     Engine,
     Event,
-    HostedRun,
     Placement,
     State,
 )
 from composer.loggers import Logger
+from composer.loop import HostedRun
 from composer.loss import binary_cross_entropy_with_logits, soft_cross_entropy
 from composer.loss.utils import loss_setting
 from composer.models.module_with_loss import ModuleWithLoss

@@ -13,8 +13,8 @@ from shared_runs import Quiet
 
 from composer.core import Callback, DataSpec, State
 from composer.core.data_spec import default_split_batch
-from composer.core.loss_terms import LossTerms
 from composer.loggers import Logger
+from composer.loop.loss_terms import LossTerms
 from composer.testing import SimpleModel, deep_compare
 from composer.trainer import Trainer
 

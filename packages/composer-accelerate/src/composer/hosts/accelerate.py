@@ -24,14 +24,15 @@ from composer.core import (
     Callback,
     ConflictError,
     Event,
-    HostedRun,
     Plan,
     Precision,
 )
-from composer.core.hosted_run import algorithms_in, total_loss
 from composer.core.time import TimeInput
 from composer.loggers import LoggerDestination
+from composer.loop import HostedRun
+from composer.loop.hosted_run import algorithms_in
 from composer.models import ComposerModel
+from composer.models.base import total_loss
 from composer.utils import get_device
 from composer.utils.misc import needs_closure
 

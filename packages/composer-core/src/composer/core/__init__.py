@@ -1,6 +1,7 @@
 """Events, time, state, algorithms, callbacks and the engine that runs them."""
 
-from typing import TYPE_CHECKING
+import sys
+from typing import TYPE_CHECKING, Any
 
 from composer.core import effects
 from composer.core.algorithm import Algorithm as Algorithm
@@ -16,7 +17,6 @@ from composer.core.engine import Traces as Traces
 from composer.core.evaluator import Evaluator as Evaluator
 from composer.core.evaluator import ensure_evaluator as ensure_evaluator
 from composer.core.event import Event as Event
-from composer.core.hosted_run import HostedRun as HostedRun
 from composer.core.ordering import ComposerError as ComposerError
 from composer.core.ordering import ConflictError as ConflictError
 from composer.core.ordering import OrderingError as OrderingError
@@ -51,7 +51,6 @@ if not TYPE_CHECKING:  # type checkers see the re-exports above; they cannot fol
         "Engine",
         "Evaluator",
         "Event",
-        "HostedRun",
         "MemoryFormat",
         "OrderingError",
         "Plan",
@@ -70,3 +69,10 @@ if not TYPE_CHECKING:  # type checkers see the re-exports above; they cannot fol
         "ensure_time",
         "get_precision_context",
     ]
+
+    def __getattr__(name: str) -> Any:
+        if name != "HostedRun":  # which composer-loop has
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from composer.core._registry import load, missing_error
+
+        return load(__name__, name, missing_error(sys._getframe(1)))

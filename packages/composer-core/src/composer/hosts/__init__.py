@@ -1,7 +1,7 @@
 """Adapters that bring algorithms into the training loops of other libraries, looked up by name.
 
 A name works if the package that registers it is installed; otherwise the error names that package. For a loop written
-by hand, `composer.core.HostedRun` is enough.
+by hand, `composer.loop.HostedRun` is enough.
 """
 
 from pkgutil import extend_path

@@ -169,3 +169,27 @@ class ComposerModel(torch.nn.Module, abc.ABC):
         duplicate.__setstate__(copy.deepcopy(self.__getstate__(), memo))  # type: ignore[no-untyped-call]
         duplicate.logger = self.logger
         return duplicate
+
+
+def total_loss(loss: Any) -> torch.Tensor:
+    """Return the scalar to differentiate.
+
+    Args:
+        loss: A tensor, which is averaged; a dict, whose entry "total", or else the sum of all, is used; or a sequence,
+            which is summed.
+
+    Raises:
+        TypeError: `loss` is something else.
+    """
+    if isinstance(loss, torch.Tensor):
+        return loss if loss.dim() == 0 else loss.mean()
+    if isinstance(loss, Mapping):
+        if "total" in loss:
+            return total_loss(loss["total"])
+        loss = tuple(loss.values())
+    if not isinstance(loss, Sequence) or isinstance(loss, str) or not loss:
+        raise TypeError(
+            f"`loss` must be a tensor, a sequence of tensors or a dict of tensors, got {type(loss).__name__}. "
+            f"Check what the model's `loss` method returns."
+        )
+    return sum((total_loss(part) for part in loss[1:]), start=total_loss(loss[0]))

@@ -31,12 +31,12 @@ from composer.core import (
     Algorithm,
     Callback,
     Event,
-    HostedRun,
     Plan,
     Precision,
 )
-from composer.core.hosted_run import total_loss
 from composer.loggers import LoggerDestination
+from composer.loop import HostedRun
+from composer.models.base import total_loss
 from composer.utils import get_device
 from composer.utils.misc import needs_closure
 

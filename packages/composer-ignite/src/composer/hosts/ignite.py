@@ -22,15 +22,15 @@ from composer.core import (
     Algorithm,
     Callback,
     Event,
-    HostedRun,
     Plan,
     Precision,
     TimeUnit,
 )
-from composer.core.hosted_run import total_loss
 from composer.core.time import TimeInput
 from composer.loggers import LoggerDestination
+from composer.loop import HostedRun
 from composer.models import ComposerModel
+from composer.models.base import total_loss
 from composer.utils.misc import needs_closure
 
 __all__ = ["IgniteRun"]

@@ -36,12 +36,13 @@ from composer.core import (
     Callback,
     ConflictError,
     Event,
-    HostedRun,
     Plan,
     Precision,
 )
-from composer.core.hosted_run import algorithms_in, forward_inputs, total_loss
 from composer.loggers import LoggerDestination
+from composer.loop import HostedRun
+from composer.loop.hosted_run import algorithms_in, forward_inputs
+from composer.models.base import total_loss
 
 __all__ = ["ComposeCallback"]
 
@@ -249,7 +250,7 @@ class ComposeCallback(pl.Callback):
         if not pl_module.automatic_optimization:
             raise ValueError(
                 "`automatic_optimization` must be True: with manual optimization the loop is your own. Use "
-                "`composer.core.HostedRun` in it."
+                "`composer.loop.HostedRun` in it."
             )
         if "dataloader_iter" in inspect.signature(pl_module.training_step).parameters:
             raise ValueError(

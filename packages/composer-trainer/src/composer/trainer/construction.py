@@ -21,7 +21,6 @@ import torch.distributed
 
 from composer.callbacks.checkpoint_saver import CheckpointSaver
 from composer.core import Algorithm, Callback, Precision, State
-from composer.core.hosted_run import algorithms_in
 from composer.core.profiling import RunProfiler
 from composer.devices import Device
 from composer.distributed import DDPSyncStrategy
@@ -30,6 +29,7 @@ from composer.loggers.console_logger import ConsoleLogger
 from composer.loggers.mosaicml_logger import MosaicMLLogger, is_requested
 from composer.loggers.progress_bar_logger import ProgressBarLogger
 from composer.loggers.remote_uploader_downloader import RemoteUploaderDownloader
+from composer.loop.hosted_run import algorithms_in
 from composer.models import ComposerModel
 from composer.models.module_with_loss import ModuleWithLoss, as_composer_model
 from composer.trainer.microbatch import check_not_profiled

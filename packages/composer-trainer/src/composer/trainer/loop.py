@@ -13,8 +13,8 @@ import torch
 
 from composer.core import DataSpec, Engine, Event, State, TimeUnit
 from composer.core.data_spec import report_empty_epoch, unchanged, warn_of_longer_epoch
-from composer.core.failed_step import describe_failed_step
 from composer.loggers import DeferredValue, Logger
+from composer.loop.failed_step import describe_failed_step
 from composer.trainer.evaluation import Evaluation
 from composer.trainer.history import RunHistory
 from composer.trainer.ranks import SingleProcess, set_epoch

@@ -22,7 +22,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data.distributed import DistributedSampler
 
 from composer.core import Algorithm, Precision, State
-from composer.core.loss_terms import Count
 from composer.devices import Device
 from composer.distributed._lost_ranks import LostRankDetector
 from composer.distributed.ddp import (
@@ -32,6 +31,7 @@ from composer.distributed.ddp import (
     prepare_ddp_module,
     reduce_gradients,
 )
+from composer.loop.loss_terms import Count
 from composer.utils import dist
 
 __all__ = ["DataParallel", "SingleProcess", "check_same_structure", "flatten_metrics", "num_data_shards", "set_epoch"]

@@ -11,13 +11,13 @@ import torch.distributed
 from torch.utils.data.distributed import DistributedSampler
 
 from composer.core import Algorithm, Precision, State
-from composer.core.loss_terms import Count
 from composer.devices import Device
 from composer.distributed._materialize import place_model
 from composer.distributed.ddp import DDPSyncStrategy
 from composer.distributed.fsdp2 import check_can_shard, device_of, is_unit, shard_model
 from composer.distributed.mesh import REPLICATE, SHARD, TENSOR, make_mesh
 from composer.distributed.tensor_parallel import divide_layers
+from composer.loop.loss_terms import Count
 from composer.trainer.ranks import DataParallel, check_same_structure, flatten_metrics
 from composer.utils import dist
 from composer.utils.parallelism import FSDP2Config, ParallelismConfig, TPConfig

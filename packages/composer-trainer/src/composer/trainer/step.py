@@ -14,10 +14,10 @@ import torch
 
 from composer.core import DataSpec, Engine, Precision, State
 from composer.core.data_spec import unchanged
-from composer.core.hosted_run import total_loss
-from composer.core.loss_terms import Count, LossTerms, share_of, weighted
 from composer.core.precision import precision_context_of
+from composer.loop.loss_terms import Count, LossTerms, share_of, weighted
 from composer.models import ComposerModel
+from composer.models.base import total_loss
 from composer.trainer.metrics import TrainMetrics
 from composer.trainer.microbatch import DistributedMicrobatchSearch, MicrobatchSearch
 from composer.trainer.optimizers import needs_closure, prepare_fused_sgd

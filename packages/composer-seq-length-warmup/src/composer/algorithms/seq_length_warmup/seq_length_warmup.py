@@ -18,9 +18,9 @@ from composer.core import (
     State,
     TimeUnit,
 )
-from composer.core.hosted_run import total_loss
 from composer.core.precision import precision_context_of
 from composer.loggers import Logger
+from composer.models.base import total_loss
 from composer.utils import check_finite, check_flags, check_integers, dist, plain_number
 
 __all__ = ["SeqLengthWarmup", "apply_curriculum", "apply_seq_length_warmup", "set_batch_sequence_length"]

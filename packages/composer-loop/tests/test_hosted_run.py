@@ -22,12 +22,12 @@ from composer.core import (
     ConflictError,
     DataSpec,
     Event,
-    HostedRun,
     Placement,
     State,
 )
-from composer.core.hosted_run import total_loss
 from composer.loggers import Logger, LoggerDestination
+from composer.loop import HostedRun
+from composer.models.base import total_loss
 from composer.testing import SimpleModel, deep_compare, run_on_ranks
 from composer.utils import dist
 

@@ -28,15 +28,15 @@ from composer.core.deferred_value import DeferredValue
 from composer.core.effects import CHANGES_BATCH_SIZE, PHRASES, SWAPS_WEIGHTS, Placement
 from composer.core.engine import Engine, Plan
 from composer.core.event import Event
-from composer.core.failed_step import describe_failed_step
 from composer.core.logging import Logger, LoggerDestination
-from composer.core.loss_terms import Count, LossTerms, share_of, weighted
 from composer.core.ordering import ConflictError, Ordering
 from composer.core.precision import Precision, precision_context_of
 from composer.core.saving.optimizers import named
 from composer.core.state import State
 from composer.core.time import TimeInput, Timestamp, TimeUnit
-from composer.models.base import ComposerModel
+from composer.loop.failed_step import describe_failed_step
+from composer.loop.loss_terms import Count, LossTerms, share_of, weighted
+from composer.models.base import ComposerModel, total_loss
 from composer.utils import dist
 from composer.utils.iter_helpers import ensure_tuple
 from composer.utils.misc import model_eval_mode, needs_closure
@@ -106,7 +106,7 @@ class HostedRun:
 
     `backward` multiplies the loss of a batch of `epoch` by its share of the step, as the `Trainer` does with
     microbatches and ranks: that of the labels that the loss counts, or of the samples; see
-    `composer.core.loss_terms.LossTerms`. A host that announces the events itself accumulates by its own rule.
+    `composer.loop.loss_terms.LossTerms`. A host that announces the events itself accumulates by its own rule.
 
     After an exception in the loop, `abort` makes the run ready for another `begin_fit`.
 
@@ -1077,7 +1077,7 @@ class HostedRun:
         before `abort`.
 
         Args:
-            error: The error of the step; see `composer.core.failed_step`. Nothing is added to a `KeyboardInterrupt`
+            error: The error of the step; see `composer.loop.failed_step`. Nothing is added to a `KeyboardInterrupt`
                 and the like.
         """
         is_first = self._has_batch and self.state.timestamp.batches == self._first_batch
@@ -1335,30 +1335,6 @@ class _LoaderOrder:
         loader = self._state.train_dataloader
         generators = (getattr(each, "generator", None) for each in (getattr(loader, "sampler", None), loader))
         return next((each for each in generators if isinstance(each, torch.Generator)), None)
-
-
-def total_loss(loss: Any) -> torch.Tensor:
-    """Return the scalar to differentiate.
-
-    Args:
-        loss: A tensor, which is averaged; a dict, whose entry "total", or else the sum of all, is used; or a sequence,
-            which is summed.
-
-    Raises:
-        TypeError: `loss` is something else.
-    """
-    if isinstance(loss, torch.Tensor):
-        return loss if loss.dim() == 0 else loss.mean()
-    if isinstance(loss, Mapping):
-        if "total" in loss:
-            return total_loss(loss["total"])
-        loss = tuple(loss.values())
-    if not isinstance(loss, Sequence) or isinstance(loss, str) or not loss:
-        raise TypeError(
-            f"`loss` must be a tensor, a sequence of tensors or a dict of tensors, got {type(loss).__name__}. "
-            f"Check what the model's `loss` method returns."
-        )
-    return sum((total_loss(part) for part in loss[1:]), start=total_loss(loss[0]))
 
 
 def algorithms_in(algorithms: Algorithm | Sequence[Algorithm] | None) -> tuple[Algorithm, ...]:

@@ -10,8 +10,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from composer.core import HostedRun, State
-from composer.core.failed_step import describe_failed_step
+from composer.core import State
+from composer.loop import HostedRun
+from composer.loop.failed_step import describe_failed_step
 
 X, Y = torch.zeros(4, 3), torch.tensor([0, 1, 0, 1])
 
