@@ -214,7 +214,7 @@ def nightly(session: nox.Session, package: str) -> None:
 @nox.session(tags=["ci"])
 def together(session: nox.Session) -> None:
     """Run the tests that need several packages, with all packages installed."""
-    tested = ("composer-callbacks", "composer-checkpoint")  # a callback and the stores need more than they declare
+    tested = ("composer-callbacks", "composer-compat")  # callbacks and stores need more than they declare
     more = set().union(*(WORKSPACE.outside(WORKSPACE[name].test_dependencies) for name in tested))
     tools = [*TEST_TOOLS, *TOOL_TOOLS, *EDITOR_TOOLS, *IMPORT_TOOLS, *RELEASE_TOOLS, *OPTIMIZERS, *BENCH_TOOLS]
     _install(session, NAMES, *tools, *sorted(more))

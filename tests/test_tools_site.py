@@ -376,7 +376,7 @@ def test_a_name_that_is_imported_on_first_access_is_described_where_it_is_define
 
     assert found["__version__"].definition == "composer.__version__"
     factories = found["BACKEND_TO_OBJECT_STORE_FACTORY"]
-    assert factories.definition == "composer.checkpoint.remote_paths.BACKEND_TO_OBJECT_STORE_FACTORY"
+    assert factories.definition == "composer.utils.object_store.remote_paths.BACKEND_TO_OBJECT_STORE_FACTORY"
     assert factories.modules == ("composer.utils", "composer.utils.file_helpers")
 
 

@@ -21,7 +21,6 @@ from composer.callbacks.image_visualizer import ImageVisualizer
 from composer.callbacks.lr_monitor import LRMonitor
 from composer.callbacks.memory_monitor import MemoryMonitor
 from composer.callbacks.memory_snapshot import MemorySnapshot
-from composer.callbacks.mlperf import MLPerfCallback
 from composer.callbacks.nan_monitor import NaNMonitor
 from composer.callbacks.oom_observer import OOMObserver
 from composer.callbacks.optimizer_monitor import OptimizerMonitor
@@ -39,7 +38,6 @@ MAKERS: dict[str, Callable[[], Callback]] = {
     "Generate": lambda: Generate(["a", "b", "c"], "1ba", batch_size=2, max_new_tokens=20),
     "ImageVisualizer": ImageVisualizer,
     "LRMonitor": LRMonitor,
-    "MLPerfCallback": lambda: MLPerfCallback(".", 0),
     "MemoryMonitor": MemoryMonitor,
     "MemorySnapshot": MemorySnapshot,
     "NaNMonitor": NaNMonitor,

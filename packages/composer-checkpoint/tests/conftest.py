@@ -10,12 +10,10 @@ import sys
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))  # for what several tests use
 os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"  # else gcsfs asks Google, not the emulator, for some things
 # Who begins the tests in the background, or with nohup, lets them ignore signals, and all processes inherit that.
 for name, handler in (("SIGINT", signal.default_int_handler), ("SIGHUP", signal.SIG_DFL)):
@@ -97,30 +95,3 @@ def stoppable_s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, Any]]:
 
         server.go_away = go_away
         yield _make_bucket(server.endpoint, monkeypatch), server
-
-
-@pytest.fixture(scope="session")
-def mlflow_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    from store_servers import serve_mlflow
-
-    with serve_mlflow(tmp_path_factory.mktemp("mlflow")) as address:
-        yield address
-
-
-@pytest.fixture
-def mlflow(mlflow_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The environment of MLflow's client, which finds the server where it looks for Databricks."""
-    monkeypatch.setenv("DATABRICKS_HOST", mlflow_server)
-    monkeypatch.setenv("DATABRICKS_TOKEN", "token")
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    monkeypatch.setenv("MLFLOW_MULTIPART_UPLOAD_CHUNK_SIZE", "1")  # restored at the end
-
-
-@pytest.fixture
-def databricks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    from store_servers import serve_databricks
-
-    with serve_databricks() as server:
-        monkeypatch.setenv("DATABRICKS_HOST", server.address)
-        monkeypatch.setenv("DATABRICKS_TOKEN", "token")
-        yield server

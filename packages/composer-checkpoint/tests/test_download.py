@@ -17,7 +17,6 @@ from fsspec.implementations.memory import MemoryFileSystem
 from composer.checkpoint import durable
 from composer.checkpoint.download import extract_path_from_symlink, get_file
 from composer.checkpoint.storage import StorageError, storage_of
-from composer.utils import create_symlink_file
 
 
 @pytest.fixture(autouse=True)
@@ -126,8 +125,8 @@ def test_a_file_may_stay_where_it_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize("suffix", ["", ".symlink"])
 def test_a_local_text_link_is_followed(tmp_path: Path, suffix: str) -> None:
     (tmp_path / "ep1.pt").write_text("x")
-    create_symlink_file("ep1.pt", tmp_path / "latest.pt.symlink")
-    create_symlink_file(str(tmp_path / "latest.pt"), tmp_path / "newest.symlink")
+    (tmp_path / "latest.pt.symlink").write_text("ep1.pt")
+    (tmp_path / "newest.symlink").write_text(str(tmp_path / "latest.pt"))
     get_file(f"{tmp_path}/latest.pt{suffix}", tmp_path / "b")
     get_file(f"{tmp_path}/newest{suffix}", tmp_path / "c")
 
@@ -167,7 +166,7 @@ def test_a_link_to_nothing_says_so(tmp_path: Path) -> None:
 
 
 def test_a_link_to_itself_ends(tmp_path: Path) -> None:
-    create_symlink_file(str(tmp_path / "a"), tmp_path / "a.symlink")
+    (tmp_path / "a.symlink").write_text(str(tmp_path / "a"))
     with pytest.raises(ValueError, match="is the last of 10 links in a row"):
         get_file(tmp_path / "a", tmp_path / "b")
 
@@ -176,7 +175,7 @@ def test_a_link_to_itself_ends(tmp_path: Path) -> None:
 def test_a_file_comes_from_an_object_store_or_a_logger(kind: type, tmp_path: Path) -> None:
     (tmp_path / "store" / "run").mkdir(parents=True)
     (tmp_path / "store" / "run" / "ep1.pt").write_text("x")
-    create_symlink_file("run/ep1.pt", tmp_path / "store" / "run" / "latest.symlink")
+    (tmp_path / "store" / "run" / "latest.symlink").write_text("run/ep1.pt")
     store = kind(tmp_path / "store")
     get_file("run/ep1.pt", tmp_path / "a", store)
     get_file("run/latest", tmp_path / "b", store)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -754,36 +753,9 @@ def test_damaged_shards_are_told(shards: Path) -> None:
 
 
 def test_established_names_lead_here() -> None:
-    from composer.utils.checkpoint import _COMPOSER_STATES_FILENAME, _is_rng_key
-    from composer.utils.checkpoint import load_checkpoint as established
-
-    assert composer.utils.checkpoint.load_checkpoint is established is composer.utils.load_checkpoint
-    for name in ("PartialFilePath", "get_save_filename", "save_checkpoint", "safe_torch_load"):
+    for name in ("PartialFilePath", "get_save_filename", "load_checkpoint", "save_checkpoint", "safe_torch_load"):
         assert getattr(composer.utils, name) is getattr(composer.checkpoint, name)
     assert CheckpointSaver.__module__ == "composer.callbacks.checkpoint_saver"
-    assert _COMPOSER_STATES_FILENAME == "composer_states.pt"
-    assert [_is_rng_key(*pair) for pair in [("rng.0.cuda", (1, 2, 3)), ("rng.0.cuda", 1), ("state", (1, 2, 3))]] == [
-        True,
-        False,
-        False,
-    ]
-
-
-def accept_small_files(path: Any, specs: Any = None) -> bool:
-    return Path(path).stat().st_size < 10 and (specs is None or len(specs) == 1)
-
-
-def test_validation_function_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from composer.utils.checkpoint import _ensure_valid_checkpoint, _torch_load_with_validation, _write_checkpoint_file
-
-    _write_checkpoint_file({"a": 1}, str(tmp_path / "a.pt"))
-    assert _torch_load_with_validation(tmp_path / "a.pt") == {"a": 1}
-    (tmp_path / "small").write_text("x")
-    monkeypatch.setenv("CHECKPOINT_VALIDATION_FUNCTION", f"{__name__}.accept_small_files")
-
-    assert _ensure_valid_checkpoint(tmp_path / "small", [(0, 1)]) == tmp_path / "small"
-    with pytest.raises(ValueError, match=re.escape(f"`{__name__}.accept_small_files`")):
-        _torch_load_with_validation(tmp_path / "a.pt")
 
 
 # ---- on a GPU ----

@@ -19,15 +19,14 @@ from composer.checkpoint import durable
 from composer.checkpoint import storage as stores
 from composer.checkpoint.checksum import CorruptCheckpointError
 from composer.checkpoint.storage import (
+    Connection,
     Storage,
     StorageError,
     explain_error,
     is_transient,
-    storage_in,
     storage_of,
     without_password,
 )
-from composer.checkpoint.store_base import ObjectStore
 
 SECONDS = 0.01  # between attempts
 
@@ -358,11 +357,9 @@ def test_passwords_do_not_get_into_messages(tmp_path: Path) -> None:
     assert without_password("https://b/a?X-Amz-Security-Token=x") == "https://b/a?X-Amz-Security-Token=..."
     assert without_password("ftp://me:se@cret@host") == "ftp://me:...@host"
     assert without_password("oci://bucket@namespace/a") == "oci://bucket@namespace/a"
-    storage = storage_in(ObjectStore, "mine://me:secret@host/run")
+    storage = Storage("mine://me:secret@host/run", {}, connection=Connection(lambda: (None, ""), is_object_store=True))
     with pytest.raises(PermissionError, match=r"^mine://me:\.\.\.@host/run/a cannot be removed"):
         storage.delete("a")
-    with pytest.raises(NotImplementedError, match=r"as in 'nowhere://me:\.\.\.@host/a'\."):
-        composer.utils.maybe_create_object_store_from_uri("nowhere://me:secret@host/a")
     storage_of("memory://me:secret@bucket").write_text("a.symlink", "b")
     with pytest.raises(FileNotFoundError, match=r"^'memory://me:\.\.\.@bucket/a\.symlink' links to 'b'"):
         composer.utils.get_file("memory://me:secret@bucket/a", tmp_path / "a", progress_bar=False)
@@ -390,11 +387,16 @@ def test_the_environment_gives_options(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AZURE_ACCOUNT_ACCESS_KEY", "secret")
 
     assert {
+        "config_kwargs": {"retries": {"mode": "adaptive"}},
         "endpoint_url": "http://here",
         "s3_additional_kwargs": {"ACL": "private"},
-    } == stores._options_of_environment("s3")
-    assert {"account_name": "me", "account_key": "secret"} == stores._options_of_environment("az")
-    assert {} == stores._options_of_environment("gs")
+    } == stores._default_options("s3")
+    assert {"account_name": "me", "account_key": "secret"} == stores._default_options("az")
+    assert {"token": "google_default"} == stores._default_options("gs")
+    monkeypatch.setenv("OCI_CONFIG_FILE", "~/mine")
+    assert {"config": os.path.expanduser("~/mine")} == stores._default_options("oci")
+    monkeypatch.setenv("OCIFS_IAM_TYPE", "instance_principal")
+    assert {} == stores._default_options("oci")
 
 
 def test_refused_credentials_stop_a_run_before_it_trains(s3: str, s3_server: Any) -> None:

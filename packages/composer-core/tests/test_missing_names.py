@@ -22,7 +22,7 @@ NAMES = [
     ("composer.functional", "apply_blurpool", "composer-blurpool"),
     ("composer.algorithms", "MixUp", "composer-mixup"),
     ("composer.callbacks", "EarlyStopper", "composer-callbacks"),
-    ("composer.utils", "ObjectStore", "composer-checkpoint"),
+    ("composer.utils", "ObjectStore", "composer-compat"),
     ("composer", "Trainer", "composer-trainer"),
     ("composer", "metrics", "composer-metrics"),
 ]

@@ -13,12 +13,10 @@ from hypothesis import strategies as st
 from composer.core import Timestamp
 from composer.utils import dist, file_helpers
 from composer.utils.file_helpers import (
-    create_symlink_file,
     ensure_folder_has_no_conflicting_files,
     ensure_folder_is_empty,
     format_name_with_dist,
     format_name_with_dist_and_time,
-    is_tar,
     is_uri,
     parse_uri,
 )
@@ -141,25 +139,6 @@ def test_only_a_string_is_a_uri(uri: Any) -> None:
             function(uri)
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("a.tar", True),
-        ("a.tar.gz", True),
-        ("a.tgz", True),
-        (Path("a.pt.tar.bz2"), True),
-        ("tar", False),
-        ("tgz", False),
-        ("a.pt", False),
-        ("a.gz", False),
-        ("a.tar.gz.pt", False),
-        ("tarball", False),
-    ],
-)
-def test_tar_archives_are_known_by_their_extension(name: Any, expected: bool) -> None:
-    assert expected == is_tar(name)
-
-
 # ---- folders
 
 
@@ -233,18 +212,6 @@ def test_a_count_in_the_epoch_needs_the_epoch_once_a_file_matches(tmp_path: Path
 
 def test_a_missing_folder_has_no_conflicts(tmp_path: Path) -> None:
     ensure_folder_has_no_conflicting_files(tmp_path / "missing", "ep{epoch}", NOW)
-
-
-def test_a_symlink_file_holds_its_target(tmp_path: Path) -> None:
-    create_symlink_file("ep1/rank0.pt", str(tmp_path / "latest.symlink"))
-
-    assert "ep1/rank0.pt" == (tmp_path / "latest.symlink").read_text()
-
-
-def test_a_symlink_file_must_be_named_as_one(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"must end in '.symlink', got '.*latest.pt'"):
-        create_symlink_file("ep1", tmp_path / "latest.pt")
-    assert [] == list(tmp_path.iterdir())
 
 
 def test_dist_is_read_when_a_name_is_made_not_at_import(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,18 +11,17 @@ import pytest
 
 import composer.utils
 from composer.core import _registry
-from composer.utils import file_helpers
+from composer.utils import file_helpers, iter_helpers
 
 # The public names of the established API that need no more than torch.
 HERE = """
-    ensure_tuple get_free_tcp_port map_collection IteratorFileStream FORMAT_NAME_WITH_DIST_AND_TIME_TABLE
-    FORMAT_NAME_WITH_DIST_TABLE create_symlink_file MissingConditionalImportError import_object is_model_fsdp
-    is_model_fsdp2 is_notebook StringEnum ensure_folder_is_empty ensure_folder_has_no_conflicting_files
-    format_name_with_dist format_name_with_dist_and_time is_tar parse_uri batch_get batch_set configure_excepthook
-    disable_env_report enable_env_report print_env get_composer_env_dict retry model_eval_mode get_device
-    is_xla_installed is_hpu_installed extract_hparams convert_nested_dict_to_flat_dict convert_flat_dict_to_nested_dict
-    create_interval_scheduler partial_format add_vision_dataset_transform VersionedDeprecationWarning is_compressed_pt
-    CliCompressor get_compressor KNOWN_COMPRESSORS STR_TO_DTYPE ParallelismType
+    ensure_tuple get_free_tcp_port FORMAT_NAME_WITH_DIST_AND_TIME_TABLE FORMAT_NAME_WITH_DIST_TABLE
+    MissingConditionalImportError import_object is_model_fsdp is_model_fsdp2 is_notebook StringEnum
+    ensure_folder_is_empty ensure_folder_has_no_conflicting_files format_name_with_dist format_name_with_dist_and_time
+    parse_uri batch_get batch_set configure_excepthook disable_env_report enable_env_report print_env
+    get_composer_env_dict retry model_eval_mode get_device is_xla_installed is_hpu_installed extract_hparams
+    convert_nested_dict_to_flat_dict convert_flat_dict_to_nested_dict create_interval_scheduler partial_format
+    add_vision_dataset_transform VersionedDeprecationWarning STR_TO_DTYPE ParallelismType
 """.split()
 MODULES = "dist reproducibility misc module_surgery file_helpers string_enum batch_helpers iter_helpers".split()
 
@@ -36,13 +35,13 @@ def test_a_star_import_shadows_no_module() -> None:
     assert not {"warnings", "dist", "device"} & set(composer.utils.__all__)
 
 
-@pytest.mark.parametrize("module", [composer.utils, file_helpers])
+@pytest.mark.parametrize("module", [composer.utils, file_helpers, iter_helpers])
 def test_a_name_that_no_package_provides_is_an_attribute_error(module: Any) -> None:
     with pytest.raises(AttributeError, match=r"`composer.utils` has no `S3Store`: no installed package provides it"):
         module.S3Store
 
 
-@pytest.mark.parametrize("module", [composer.utils, file_helpers])
+@pytest.mark.parametrize("module", [composer.utils, file_helpers, iter_helpers])
 def test_probing_for_private_names_reads_no_entry_points(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_registry, "load", lambda *args: pytest.fail("looked up"))
 
@@ -50,7 +49,7 @@ def test_probing_for_private_names_reads_no_entry_points(module: Any, monkeypatc
         module.__wrapped__
 
 
-@pytest.mark.parametrize("module", [composer.utils, file_helpers])
+@pytest.mark.parametrize("module", [composer.utils, file_helpers, iter_helpers])
 def test_a_name_of_a_higher_package_comes_from_there(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     store = object()
     points = {"GiftedStore": SimpleNamespace(load=lambda: store)}

@@ -6,8 +6,10 @@ import io
 import itertools
 import logging
 import platform
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -17,9 +19,8 @@ from shared_runs import generated
 
 from composer import Trainer
 from composer.core import Algorithm, Callback, DataSpec, Evaluator, Event, Placement, State
-from composer.loggers import InMemoryLogger, Logger
+from composer.loggers import InMemoryLogger, Logger, LoggerDestination
 from composer.loggers.console_logger import ConsoleLogger
-from composer.loggers.mosaicml_logger import MosaicMLLogger
 from composer.loggers.progress_bar_logger import ProgressBarLogger
 from composer.models import ComposerModel
 from composer.testing import RandomClassificationDataset, SimpleModel, deep_compare
@@ -294,17 +295,48 @@ def test_progress_bar_and_console_are_added_unless_there(make_trainer: MakeTrain
         assert [ProgressBarLogger] == kinds(progress_bar=True, loggers=ProgressBarLogger())
 
 
-@pytest.mark.parametrize("given", [0, 1])
-def test_the_platform_of_mosaicml_has_its_logger(
-    make_trainer: MakeTrainer, given: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_platform_of_mosaicml_has_its_logger(make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MOSAICML_PLATFORM", "true")
     monkeypatch.setenv("MOSAICML_ACCESS_TOKEN_FILE", "/token")
-    loggers = [MosaicMLLogger() for _ in range(given)]  # without RUN_NAME it sends nothing
+    module = ModuleType("composer.loggers.mosaicml_logger")  # that of composer-compat
+    vars(module)["MosaicMLLogger"] = InMemoryLogger
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    for loggers in ([], [InMemoryLogger()]):
+        trainer = make_trainer(progress_bar=False, loggers=loggers)
+        assert [InMemoryLogger] == [type(destination) for destination in trainer.logger.destinations]
+    monkeypatch.setitem(sys.modules, module.__name__, None)
+    with pytest.warns(UserWarning, match="Nothing is sent to the MosaicML platform: .*pip install composer-compat"):
+        trainer = make_trainer(progress_bar=False)
+    assert () == tuple(trainer.logger.destinations)
 
-    trainer = make_trainer(progress_bar=False, loggers=loggers)
 
-    assert [MosaicMLLogger] == [type(destination) for destination in trainer.logger.destinations]
+class Renames(LoggerDestination):
+    """A logger that uploads files, with the attributes of `RemoteUploaderDownloader`."""
+
+    file_path_format_string, num_concurrent_uploads = "{remote_file_name}", 1
+
+    def can_upload_files(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "match"),
+    [
+        (
+            "file_path_format_string",
+            "{rank}/{remote_file_name}",
+            "Specifying a `file_path_format_string` to a `Renames`",
+        ),
+        ("num_concurrent_uploads", 2, "Multiple concurrent uploads is not currently supported when using autoresume"),
+    ],
+)
+def test_an_uploader_that_could_lose_the_latest_checkpoint_is_refused(
+    make_trainer: MakeTrainer, tmp_path: Path, name: str, value: Any, match: str
+) -> None:
+    uploader = Renames()
+    setattr(uploader, name, value)
+    with pytest.raises(ValueError, match=match):
+        make_trainer(loggers=uploader, save_folder=str(tmp_path), autoresume=True, run_name="run")
 
 
 def test_loggers_come_before_callbacks(make_trainer: MakeTrainer) -> None:

@@ -13,7 +13,6 @@ import composer.trainer.trainer as trainer_module
 from composer.core import Event
 from composer.loggers import InMemoryLogger
 from composer.trainer import Trainer
-from composer.utils import checkpoint
 
 
 def test_a_mock_of_a_logger_is_used(make_trainer: Any, tmp_path: Path) -> None:
@@ -83,7 +82,7 @@ def test_the_module_of_checkpoints_may_be_patched(
         loaded.append(path)
         return original(path, *args, **kwargs)
 
-    original = checkpoint.load_checkpoint
+    original = trainer_module.checkpoint.load_checkpoint  # type: ignore[attr-defined]
     monkeypatch.setattr(trainer_module.checkpoint, "load_checkpoint", load)  # type: ignore[attr-defined]
     make_trainer(load_path=tmp_path / "latest-rank0.pt")
 

@@ -15,8 +15,15 @@ from urllib.parse import urlsplit
 from composer.checkpoint.durable import LINK_SUFFIX, replacing, symlink_or_copy
 from composer.checkpoint.names import MLFLOW_DBFS_PATH_PREFIX
 from composer.checkpoint.ranks import on_first_rank
-from composer.checkpoint.storage import Storage, check_size, retrying, showing_progress, storage_of, without_password
-from composer.checkpoint.store_base import report_to
+from composer.checkpoint.storage import (
+    Storage,
+    check_size,
+    report_to,
+    retrying,
+    showing_progress,
+    storage_of,
+    without_password,
+)
 from composer.utils import is_uri, parse_uri, renamed_arguments
 
 __all__ = ["download_monolithic_checkpoint", "extract_path_from_symlink", "get_file", "linked_uris"]

@@ -23,7 +23,7 @@ from composer.checkpoint.durable import atomic_write, scratch_folder, sync_file,
 from composer.checkpoint.names import check_file_name
 from composer.checkpoint.safe_load import PlainPickler, safe_torch_load
 from composer.checkpoint.safetensors import read_tensors
-from composer.utils import get_compressor, is_compressed_pt, is_tar
+from composer.utils.compression import get_compressor, is_compressed_pt, is_tar
 
 __all__ = ["STATES", "check_file", "read_file", "read_outline", "write_file"]
 

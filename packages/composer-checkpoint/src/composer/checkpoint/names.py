@@ -11,30 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from composer.checkpoint.durable import temporary_path
-from composer.utils import format_name_with_dist, format_name_with_dist_and_time, is_tar
+from composer.utils import format_name_with_dist, format_name_with_dist_and_time
+from composer.utils.compression import get_compressor, is_compressed_pt, is_tar
 
 if TYPE_CHECKING:
     from composer.core import State
-
-__all__ = [
-    "MLFLOW_DBFS_PATH_PREFIX",
-    "MLFLOW_EXPERIMENT_ID_FORMAT_KEY",
-    "MLFLOW_RUN_ID_FORMAT_KEY",
-    "PartialFilePath",
-    "check_characters",
-    "check_file_name",
-    "check_folder",
-    "check_length",
-    "check_link",
-    "check_nonempty_path",
-    "check_path",
-    "check_pattern",
-    "check_relative",
-    "check_run_name",
-    "counts_of_name",
-    "get_save_filename",
-    "was_swapped",
-]
 
 MLFLOW_DBFS_PATH_PREFIX = "databricks/mlflow-tracking/"
 """How the paths of artifacts of MLflow on Databricks begin."""
@@ -57,6 +38,11 @@ _SEPARATORS = re.compile(r"[/\\]")
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _COUNTS = ("batch", "sample", "token", "epoch", "batch_in_epoch", "sample_in_epoch", "token_in_epoch")
 _TAR_SUFFIXES = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.lzma")
+
+
+def has_mlflow_ids(text: str) -> bool:
+    """Return True if a text contains `{mlflow_experiment_id}` or `{mlflow_run_id}`."""
+    return any(f"{{{name}}}" in text for name in _MLFLOW)
 
 
 class PartialFilePath:
@@ -105,8 +91,6 @@ def check_file_name(filename: str) -> None:
         ValueError: It looks like a tar archive, but of an unknown kind.
         CompressorNotFound: The program that compresses it is unknown or not installed.
     """
-    from composer.utils import get_compressor, is_compressed_pt
-
     name = Path(filename).name
     if is_tar(name):
         if not name.endswith(_TAR_SUFFIXES):

@@ -12,39 +12,16 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
+from urllib.parse import unquote, urlsplit
 
 from composer.checkpoint.durable import replacing, sync_file, sync_folder
-from composer.checkpoint.store_base import ObjectStore, ObjectStoreTransientError
 from composer.core import ComposerError
-from composer.utils import file_helpers, is_uri, parse_uri, retry
-from composer.utils.file_helpers import without_password
+from composer.utils import check_finite, is_uri, parse_uri, retry
+from composer.utils.file_helpers import without_password as without_password
 from composer.utils.terminal import bar_file, open_stream
-
-__all__ = [
-    "SFTP_SCHEMES",
-    "Connection",
-    "ObjectStoreTransientError",
-    "Progress",
-    "Storage",
-    "StorageError",
-    "UnreachableError",
-    "UnsupportedStoreError",
-    "authority_of",
-    "bucket_of",
-    "check_bucket",
-    "check_installed",
-    "check_size",
-    "direct_storage",
-    "leave_retries_to_botocore",
-    "retrying",
-    "showing_progress",
-    "split_uri",
-    "storage_in",
-    "storage_of",
-    "without_password",
-]
 
 T = TypeVar("T")
 
@@ -55,14 +32,16 @@ _PACKAGES = {
 }  # fmt: skip
 # Stores with atomic writes; elsewhere a file is written under a temporary name and renamed.
 _PUTS_WHOLE = frozenset("abfs abfss az gcs gs memory oci ocilake oss s3 s3a".split())
-# Schemes that are read with fsspec's filesystem although there is an object store for them: it reads parts of files.
-_DIRECT = frozenset({"az"})
+# For other schemes, composer-compat may have the class of a vendor, or a program may have registered one of its own.
+_THROUGH_FSSPEC = frozenset({"", "az", "azure", "gs", "oci", "s3", "sftp", "ssh"})
 _BUCKETS = frozenset("abfs abfss az azure gcs gs http https libcloud oci ocilake oss s3 s3a sftp ssh".split())
 _EXTRAS = {"adlfs": "azure", "gcsfs": "gcs", "ocifs": "oci", "paramiko": "sftp", "s3fs": "s3"}  # of composer-checkpoint
 _PROBE = ".credentials_validated_successfully"  # where nothing can be removed
 _BACKOFF_SECONDS = 1.0
 _BLOCK = 8 << 20
 _SILENT_SECONDS = 15.0  # of a server, as s3fs and ocifs
+_SFTP_SECONDS = 30.0  # that a server of SSH may be silent
+_GOOGLE_S3 = "https://storage.googleapis.com"  # Google's servers also speak the protocol of S3
 SFTP_SCHEMES = frozenset({"sftp", "ssh"})
 """The schemes of servers of SSH. fsspec's own filesystem for them accepts any host."""
 
@@ -78,8 +57,8 @@ class Connection:
     Attributes:
         connect: Returns a new filesystem of fsspec, and the path of the folder in it.
         puts_whole: True if writes are atomic; otherwise a file gets its name when it is complete.
-        is_object_store: True for the filesystem of an `ObjectStore`, which checks transfers itself, removes nothing,
-            and marks the errors after which to try again.
+        is_object_store: True for the filesystem of an `ObjectStore` of composer-compat, which checks transfers itself,
+            removes nothing, and marks the errors after which to try again.
     """
 
     connect: Callable[[], tuple[Any, str]]
@@ -544,15 +523,15 @@ def retrying(
 def storage_of(uri: str | os.PathLike[str], **options: Any) -> Storage:
     """Return the storage of a folder.
 
-    A store for whose scheme `composer.utils.file_helpers.BACKEND_TO_OBJECT_STORE_FACTORY` has a function is made by it.
+    Stores that fsspec does not reach, such as volumes of Databricks, need composer-compat.
 
     Args:
         uri: The folder, such as `s3://bucket/run`, `gs://...`, `az://...`, `sftp://user@host/run`, `memory://...`,
             `file:///run`, or a local path.
-        **options: Options of fsspec's filesystem, which is then used directly; for SFTP, arguments of
-            `paramiko.SSHClient.connect`. For S3 the environment may set
-            `S3_ENDPOINT_URL` and `S3_CANNED_ACL`, for Azure `AZURE_ACCOUNT_NAME` and `AZURE_ACCOUNT_ACCESS_KEY`, for
-            SFTP `COMPOSER_SFTP_KEY_FILE` and `COMPOSER_SFTP_KNOWN_HOSTS_FILE`.
+        **options: Options of fsspec's filesystem; for SFTP, arguments of `paramiko.SSHClient.connect`. The environment
+            may set `S3_ENDPOINT_URL` and `S3_CANNED_ACL` for S3, `GCS_KEY` and `GCS_SECRET` for Google,
+            `OCI_CONFIG_FILE` for Oracle, `AZURE_ACCOUNT_NAME` and `AZURE_ACCOUNT_ACCESS_KEY` for Azure, and
+            `COMPOSER_SFTP_KEY_FILE` and `COMPOSER_SFTP_KNOWN_HOSTS_FILE` for SFTP.
 
     Raises:
         ModuleNotFoundError: The package that serves this kind of store is not installed.
@@ -577,16 +556,21 @@ def bucket_of(uri: str) -> Storage:
 def _storage(uri: str, folder: str, inside: str) -> Storage:
     """Return the storage of the folder `folder`, which is `inside` the bucket of `uri`."""
     check_bucket(uri)
-    scheme, bucket, path = split_uri(uri)
-    factory = None if scheme == "" else file_helpers.BACKEND_TO_OBJECT_STORE_FACTORY.get(scheme)
-    if factory is None or _ALIASES.get(scheme, scheme) in _DIRECT:
+    scheme = parse_uri(uri)[0]
+    if scheme in _THROUGH_FSSPEC:
         return direct_storage(folder)
-    made = factory(bucket, path)
-    storage = getattr(made, "storage", None)
-    if isinstance(storage, Storage):
-        return storage.to_folder(inside)
-    unused = [made]
-    return storage_in(lambda: unused.pop() if unused else factory(bucket, path), folder, inside)
+    try:
+        storages = import_module("composer.utils.object_store.storages")
+    except ModuleNotFoundError as error:
+        if scheme == "dbfs":
+            raise ModuleNotFoundError(
+                f"{without_password(uri)} needs `composer-compat`, which is not installed. Run `pip install "
+                f"composer-compat`.",
+                name="composer-compat",
+            ) from error
+        return direct_storage(folder)
+    found: Storage | None = storages.storage_of_registered(uri, folder, inside)
+    return direct_storage(folder) if found is None else found
 
 
 def check_bucket(uri: str) -> None:
@@ -627,25 +611,6 @@ def split_uri(uri: str) -> tuple[str, str, str]:
     return scheme, bucket, path
 
 
-def storage_in(open_store: Callable[[], ObjectStore], uri: str, path: str = "") -> Storage:
-    """Return the storage of a folder in an object store.
-
-    Args:
-        open_store: Returns the store; called in each thread and process.
-        uri: The URI of the folder, for messages.
-        path: The folder in the store.
-    """
-    root = path.strip("/")
-
-    def connect() -> tuple[Any, str]:
-        from composer.checkpoint.store_filesystem import ObjectStoreFileSystem  # imports fsspec, which costs 0.2 s
-
-        return ObjectStoreFileSystem(open_store()), root
-
-    folder = uri if "://" in uri else uri.replace(":", "://", 1)
-    return Storage(folder, {}, connection=Connection(connect, is_object_store=True))
-
-
 def direct_storage(uri: str | os.PathLike[str], block_size: int | None = None, **options: Any) -> Storage:
     """Return the storage of a folder, through fsspec's filesystem for its scheme; otherwise as `storage_of`."""
     text = os.fspath(uri)
@@ -657,11 +622,94 @@ def direct_storage(uri: str | os.PathLike[str], block_size: int | None = None, *
         scheme, _, path = text.partition(":")
     scheme = _ALIASES.get(scheme.lower(), scheme.lower())
     if scheme in SFTP_SCHEMES:
-        host, _, inside = path.partition("/")
-        made: Storage = file_helpers.SFTPObjectStore(f"sftp://{host}//", connect_kwargs=options).storage
-        return made.to_folder(inside)
-    options = {**_options_of_environment(scheme), **options}
+        return Storage(f"{scheme}://{path}", {}, connection=_connection_of_sftp_uri(text, options))
+    if scheme in ("gcs", "gs") and not options and os.environ.get("GCS_KEY") and os.environ.get("GCS_SECRET"):
+        return Storage(f"{scheme}://{path}", {}, connection=_google_through_s3(path))
+    options = {**_default_options(scheme), **options}
     return Storage(f"{scheme}://{path}", options, block_size=block_size)
+
+
+def _connection_of_sftp_uri(uri: str, options: dict[str, Any]) -> Connection:
+    """Return the connection to the folder of an SFTP server, whose path is absolute.
+
+    Args:
+        uri: The URI of the folder.
+        options: Arguments of `paramiko.SSHClient.connect`.
+    """
+    parts = urlsplit(f"sftp://{authority_of(uri)}")
+    if parts.hostname is None:
+        raise ValueError(f"`uri` must name a host, as in 'sftp://user@host/folder', got {without_password(uri)!r}.")
+    arguments = {
+        "port": parts.port or 22,
+        "username": unquote(parts.username) if parts.username else None,
+        "password": unquote(parts.password) if parts.password else None,
+        "key_filename": _file_of_environment("COMPOSER_SFTP_KEY_FILE"),
+        **options,
+    }
+    known_hosts = _file_of_environment("COMPOSER_SFTP_KNOWN_HOSTS_FILE")
+    return sftp_connection(parts.hostname, f"/{parse_uri(uri)[2].strip('/')}", arguments, known_hosts)
+
+
+def _file_of_environment(variable: str) -> str | None:
+    path = os.path.expanduser(os.environ.get(variable) or "")
+    if path and not os.path.isfile(path):
+        raise FileNotFoundError(f"The variable `{variable}` must name a file, got {path!r}.")
+    return path or None
+
+
+def sftp_connection(
+    host: str, folder: str, arguments: dict[str, Any], known_hosts: str | None, policy: Any = None
+) -> Connection:
+    """Return the connection to a folder of an SFTP server whose key must be known.
+
+    Args:
+        host: The host.
+        folder: The folder; a relative one is in the user's home.
+        arguments: Arguments of `paramiko.SSHClient.connect`. `timeout`, 30 seconds by default, also limits the wait for
+            each reply of the server.
+        known_hosts: The file with known keys; None: the user's.
+        policy: What paramiko does if the key of the host is unknown; None: refuse the host.
+
+    Raises:
+        ModuleNotFoundError: `paramiko` is not installed.
+        ValueError: `timeout` is not positive.
+    """
+    check_installed("sftp", f"sftp://{host}")
+    limits = dict.fromkeys(("timeout", "banner_timeout", "auth_timeout", "channel_timeout"), _SFTP_SECONDS)
+    arguments = {**limits, **arguments}
+    check_finite(timeout=arguments["timeout"], above=0)
+
+    def connect() -> tuple[Any, str]:
+        from composer.checkpoint.sftp import KnownHostFileSystem  # imports paramiko
+
+        return KnownHostFileSystem(host, arguments, known_hosts, policy), folder
+
+    return Connection(connect, puts_whole=False)
+
+
+def _google_through_s3(folder: str) -> Connection:
+    """Return the connection to a folder of Google Cloud Storage with the key in `GCS_KEY` and `GCS_SECRET`."""
+    check_installed("s3", f"gs://{folder}")
+    key, secret = os.environ["GCS_KEY"], os.environ["GCS_SECRET"]
+
+    def connect() -> tuple[Any, str]:
+        from s3fs import S3FileSystem
+
+        filesystem = S3FileSystem(
+            key=key,
+            secret=secret,
+            endpoint_url=os.environ.get("S3_ENDPOINT_URL") or _GOOGLE_S3,
+            client_kwargs={"region_name": "auto"},
+            # Google's servers do not know the checksums that newer clients add.
+            config_kwargs=dict.fromkeys(
+                ("request_checksum_calculation", "response_checksum_validation"), "when_required"
+            ),
+            skip_instance_cache=True,
+        )
+        leave_retries_to_botocore(filesystem)
+        return filesystem, folder.rstrip("/")
+
+    return Connection(connect)
 
 
 def _limits(scheme: str) -> dict[str, Any]:
@@ -683,14 +731,22 @@ def leave_retries_to_botocore(filesystem: Any) -> None:
     filesystem.retries = 1
 
 
-def _options_of_environment(scheme: str) -> dict[str, Any]:
-    """Read the options that fsspec's filesystems do not read from the environment themselves."""
+def _default_options(scheme: str) -> dict[str, Any]:
+    """Return the options that fsspec's filesystems lack: what they do not read from the environment, and retries."""
     result: dict[str, Any] = {}
     if scheme in ("s3", "s3a"):
+        result["config_kwargs"] = {
+            "retries": {"mode": "adaptive"}
+        }  # slower after an error, and three attempts, not five
         if endpoint := os.environ.get("S3_ENDPOINT_URL"):
             result["endpoint_url"] = endpoint
         if access := os.environ.get("S3_CANNED_ACL"):
             result["s3_additional_kwargs"] = {"ACL": access}
+    elif scheme in ("gcs", "gs"):
+        # Without a token, gcsfs would go on as an anonymous user where it finds no credentials.
+        result["token"] = "anon" if os.environ.get("STORAGE_EMULATOR_HOST") else "google_default"
+    elif scheme == "oci" and not os.environ.get("OCIFS_IAM_TYPE"):
+        result["config"] = os.path.expanduser(os.environ.get("OCI_CONFIG_FILE") or "~/.oci/config")
     elif scheme == "az":
         for option, variable in (("account_name", "AZURE_ACCOUNT_NAME"), ("account_key", "AZURE_ACCOUNT_ACCESS_KEY")):
             if value := os.environ.get(variable):
@@ -747,6 +803,16 @@ def check_size(expected: int, actual: int) -> None:
     """Raise a ConnectionError if a file did not arrive completely, so that it is tried again."""
     if expected != actual:
         raise ConnectionError(f"the transfer was interrupted: {actual} of {expected} bytes arrived")
+
+
+def report_to(callback: Any) -> Callable[[int, int], None]:
+    """Return a function of the bytes done and the total that informs a callback of fsspec."""
+
+    def report(done: int, total: int) -> None:
+        callback.set_size(total)
+        callback.absolute_update(done)
+
+    return report
 
 
 Progress = bool | Callable[[int, int], None]
@@ -846,6 +912,10 @@ _DOWN = frozenset(
 )
 
 
+class ObjectStoreTransientError(RuntimeError):
+    """A request to a store failed in a way that may be temporary: it is retried, with three attempts in all."""
+
+
 class StorageError(ComposerError, OSError):
     """A remote store could not be read or written."""
 
@@ -923,7 +993,7 @@ def explain_error(error: Exception, what: str, where: str, attempts: int, is_obj
         A `StorageError`, or an `UnreachableError` if it may be temporary; for a missing or an existing file the builtin
         error; `error` itself if it does not come from a store, or from an object store and is not temporary.
     """
-    if isinstance(error, StorageError) or (is_object_store and not is_marked_transient(error)):
+    if isinstance(error, ComposerError) or (is_object_store and not is_marked_transient(error)):
         return error  # it has been explained, or comes from an object store, which explains its own
     may_pass = is_object_store or is_transient(error)
     cause = str(error) or type(error).__name__

@@ -1,7 +1,7 @@
 """Utilities for algorithms, callbacks and training loops.
 
-Object stores, checkpoints, inference export and sharding configurations come from other distributions, which register
-them for this package: these names work if the distribution is installed.
+Checkpoints, compression, inference export, sharding configurations and object stores come from other distributions,
+which register them for this package: these names work if the distribution is installed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ __path__ = extend_path(__path__, __name__)  # editable installs keep the parts i
 
 from composer.utils import auto_log_hparams as auto_log_hparams
 from composer.utils import batch_helpers as batch_helpers
-from composer.utils import compression as compression
 from composer.utils import device as device
 from composer.utils import dist as dist
 from composer.utils import file_helpers as file_helpers
@@ -33,30 +32,20 @@ from composer.utils.auto_log_hparams import extract_hparams as extract_hparams
 from composer.utils.batch_helpers import batch_get as batch_get
 from composer.utils.batch_helpers import batch_set as batch_set
 from composer.utils.batch_helpers import check_pair as check_pair
-from composer.utils.compression import KNOWN_COMPRESSORS as KNOWN_COMPRESSORS
-from composer.utils.compression import CliCompressor as CliCompressor
-from composer.utils.compression import CompressorNotFound as CompressorNotFound
-from composer.utils.compression import get_compressor as get_compressor
-from composer.utils.compression import is_compressed_pt as is_compressed_pt
 from composer.utils.device import get_device as get_device
 from composer.utils.device import is_hpu_installed as is_hpu_installed
 from composer.utils.device import is_xla_installed as is_xla_installed
 from composer.utils.file_helpers import FORMAT_NAME_WITH_DIST_AND_TIME_TABLE as FORMAT_NAME_WITH_DIST_AND_TIME_TABLE
 from composer.utils.file_helpers import FORMAT_NAME_WITH_DIST_TABLE as FORMAT_NAME_WITH_DIST_TABLE
-from composer.utils.file_helpers import create_symlink_file as create_symlink_file
 from composer.utils.file_helpers import ensure_folder_has_no_conflicting_files as ensure_folder_has_no_conflicting_files
 from composer.utils.file_helpers import ensure_folder_is_empty as ensure_folder_is_empty
 from composer.utils.file_helpers import format_name_with_dist as format_name_with_dist
 from composer.utils.file_helpers import format_name_with_dist_and_time as format_name_with_dist_and_time
-from composer.utils.file_helpers import is_tar as is_tar
 from composer.utils.file_helpers import is_uri as is_uri
 from composer.utils.file_helpers import parse_uri as parse_uri
 from composer.utils.import_helpers import MissingConditionalImportError as MissingConditionalImportError
 from composer.utils.import_helpers import import_object as import_object
-from composer.utils.iter_helpers import IteratorFileStream as IteratorFileStream
 from composer.utils.iter_helpers import ensure_tuple as ensure_tuple
-from composer.utils.iter_helpers import iterate_with_callback as iterate_with_callback
-from composer.utils.iter_helpers import map_collection as map_collection
 from composer.utils.misc import STR_TO_DTYPE as STR_TO_DTYPE
 from composer.utils.misc import ParallelismType as ParallelismType
 from composer.utils.misc import add_vision_dataset_transform as add_vision_dataset_transform
@@ -94,11 +83,7 @@ if TYPE_CHECKING:
 __all__ = [
     "FORMAT_NAME_WITH_DIST_AND_TIME_TABLE",
     "FORMAT_NAME_WITH_DIST_TABLE",
-    "KNOWN_COMPRESSORS",
     "STR_TO_DTYPE",
-    "CliCompressor",
-    "CompressorNotFound",
-    "IteratorFileStream",
     "MissingConditionalImportError",
     "ParallelismType",
     "StringEnum",
@@ -114,7 +99,6 @@ __all__ = [
     "convert_flat_dict_to_nested_dict",
     "convert_nested_dict_to_flat_dict",
     "create_interval_scheduler",
-    "create_symlink_file",
     "disable_env_report",
     "enable_env_report",
     "ensure_folder_has_no_conflicting_files",
@@ -124,23 +108,18 @@ __all__ = [
     "format_name_with_dist",
     "format_name_with_dist_and_time",
     "get_composer_env_dict",
-    "get_compressor",
     "get_device",
     "get_free_tcp_port",
     "import_object",
     "int_at_least",
-    "is_compressed_pt",
     "is_hpu_installed",
     "is_model_ddp",
     "is_model_fsdp",
     "is_model_fsdp2",
     "is_notebook",
-    "is_tar",
     "is_uri",
     "is_xla_installed",
-    "iterate_with_callback",
     "local_part",
-    "map_collection",
     "model_eval_mode",
     "needs_closure",
     "parse_uri",

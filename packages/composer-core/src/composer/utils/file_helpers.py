@@ -19,12 +19,10 @@ if TYPE_CHECKING:
 __all__ = [
     "FORMAT_NAME_WITH_DIST_AND_TIME_TABLE",
     "FORMAT_NAME_WITH_DIST_TABLE",
-    "create_symlink_file",
     "ensure_folder_has_no_conflicting_files",
     "ensure_folder_is_empty",
     "format_name_with_dist",
     "format_name_with_dist_and_time",
-    "is_tar",
     "is_uri",
     "parse_uri",
     "without_password",
@@ -176,17 +174,6 @@ def without_password(uri: str) -> str:
     return _SECRET_IN_QUERY.sub(r"\1...", uri)
 
 
-def is_tar(name: str | Path) -> bool:
-    """Return True if a file name is that of a tar archive, compressed or not.
-
-    Example:
-        >>> is_tar("a.tar"), is_tar("a.tar.gz"), is_tar("a.tgz"), is_tar("tar")
-        (True, True, True, False)
-    """
-    parts = str(name).split(".")
-    return len(parts) > 1 and ("tar" in parts[-2:] or parts[-1] == "tgz")
-
-
 def ensure_folder_is_empty(folder_name: str | Path) -> None:
     """Check that a folder contains no files, except hidden ones. The folder need not exist.
 
@@ -272,21 +259,5 @@ def _later_variable(counts: dict[str, int], timestamp: Timestamp) -> str | None:
     return None
 
 
-def create_symlink_file(existing_path: str, destination_filename: str | Path) -> None:
-    """Write a text file that acts as a symbolic link, for stores that have no symbolic links.
-
-    Args:
-        existing_path: The target of the link, which is the content of the file.
-        destination_filename: The file to write.
-
-    Raises:
-        ValueError: `destination_filename` does not end in ".symlink".
-    """
-    destination = Path(destination_filename)
-    if destination.suffix != ".symlink":
-        raise ValueError(f"`destination_filename` must end in '.symlink', got {str(destination_filename)!r}.")
-    destination.write_text(existing_path, encoding="utf-8")
-
-
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> Any:  # such as `is_tar` and `get_file`
     return find_registered(__name__, name)

@@ -1,16 +1,14 @@
-"""Utilities for single values and collections, and for streams of bytes."""
+"""Utilities for single values and collections."""
 
 from __future__ import annotations
 
 import copy
-import io
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
-if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer
+from composer.utils._registered import find_registered
 
-__all__ = ["IteratorFileStream", "ensure_tuple", "iterate_with_callback", "map_collection", "map_items"]
+__all__ = ["ensure_tuple", "map_items"]
 
 
 def ensure_tuple(x: Any) -> tuple[Any, ...]:
@@ -57,85 +55,5 @@ def map_items(mapping: dict[Any, Any], map_fn: Callable[[Any, Any], Any]) -> dic
     return copied
 
 
-def map_collection(collection: Any, map_fn: Callable[[Any], Any]) -> Any:
-    """Apply a function to each element of a tuple or list, each value of a dict, or a single value.
-
-    Args:
-        collection: The collection; nested collections are not entered.
-        map_fn: The function.
-
-    Returns:
-        The results in a collection of the same type; None for None.
-
-    Example:
-        >>> map_collection({"a": 1, "b": 2}, lambda x: 10 * x)
-        {'a': 10, 'b': 20}
-    """
-    if collection is None:
-        return None
-    if isinstance(collection, (tuple, list)):
-        mapped = [map_fn(element) for element in collection]
-        make = getattr(type(collection), "_make", type(collection))  # a namedtuple takes its fields one by one
-        return make(mapped)
-    if isinstance(collection, dict):
-        return {key: map_fn(value) for key, value in collection.items()}
-    return map_fn(collection)
-
-
-class IteratorFileStream(io.RawIOBase):
-    """A readable raw stream over an iterable of byte chunks, such as the body of a download.
-
-    Args:
-        iterator: The chunks, of any length each.
-
-    Example:
-        >>> IteratorFileStream([b"ab", b"cde"]).read(4)
-        b'abcd'
-    """
-
-    def __init__(self, iterator: Iterable[bytes]) -> None:
-        self._chunks = iter(iterator)
-        self._rest = memoryview(b"")
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: WriteableBuffer, /) -> int:
-        """Fill `buffer` with the next bytes; return the number of bytes written, 0 at the end."""
-        target = memoryview(buffer).cast("B")
-        filled = 0
-        while filled < len(target):
-            if not self._rest:
-                chunk = next(self._chunks, None)
-                if chunk is None:
-                    break
-                self._rest = memoryview(chunk)
-                continue
-            step = min(len(self._rest), len(target) - filled)
-            target[filled : filled + step] = self._rest[:step]
-            self._rest = self._rest[step:]
-            filled += step
-        return filled
-
-
-def iterate_with_callback(
-    iterator: Iterable[bytes], total_len: int, callback: Callable[[int, int], None] | None = None
-) -> Iterator[bytes]:
-    """Yield the chunks of an iterator, and report the number of bytes after each.
-
-    Args:
-        iterator: The chunks.
-        total_len: The expected number of bytes, passed to `callback`.
-        callback: Called with `(bytes_done, total_len)`: once with 0 bytes at the start, then after each chunk.
-
-    Yields:
-        The chunks, unchanged.
-    """
-    done = 0
-    if callback is not None:
-        callback(done, total_len)
-    for chunk in iterator:
-        done += len(chunk)
-        yield chunk
-        if callback is not None:
-            callback(done, total_len)
+def __getattr__(name: str) -> Any:  # such as `map_collection`
+    return find_registered(__name__, name)

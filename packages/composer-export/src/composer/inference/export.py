@@ -14,7 +14,6 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from composer.checkpoint.export import read_weights
-from composer.checkpoint.object_store import StorageObjectStore
 from composer.checkpoint.storage import storage_of
 from composer.core import Algorithm, Engine, Event, State
 from composer.inference.call import DynamicAxes, bind_sample
@@ -297,10 +296,14 @@ def _deliver(file: Path, path: str, object_store: Any) -> list[Path]:
                 os.fsync(written.fileno())
             os.replace(each, target)
         return targets
-    store = StorageObjectStore(storage_of(folder)) if object_store is None else object_store
-    prefix = f"{folder}/" if folder and object_store is not None else ""
+    if object_store is None:
+        storage = storage_of(folder)
+        for each in files:
+            storage.upload(each, each.name)
+        return []
+    prefix = f"{folder}/" if folder else ""
     for each in files:
-        store.upload_object(object_name=f"{prefix}{each.name}", filename=str(each))
+        object_store.upload_object(object_name=f"{prefix}{each.name}", filename=str(each))
     return []
 
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, SupportsIndex, TypeVar
 
 from composer.callbacks.checkpoint_uploads import CheckpointUploads
-from composer.checkpoint.backend_uploads import fill_mlflow_ids, has_mlflow_ids
 from composer.checkpoint.durable import UNDELIVERED, make_scratch_folder, remove_leftovers, replace_link
 from composer.checkpoint.lease import FolderInUseError, Lease, folder_lease, live_patterns, remote_lease
 from composer.checkpoint.names import (
@@ -29,7 +28,9 @@ from composer.checkpoint.names import (
     check_relative,
     check_run_name,
     counts_of_name,
+    has_mlflow_ids,
 )
+from composer.checkpoint.ranks import on_first_rank
 from composer.checkpoint.run import collect
 from composer.checkpoint.safe_load import check_loadable
 from composer.checkpoint.saver import BestCheckpoints, CheckpointWriter
@@ -49,7 +50,6 @@ from composer.loggers import Logger
 from composer.utils import (
     check_finite,
     create_interval_scheduler,
-    create_symlink_file,
     dist,
     ensure_folder_has_no_conflicting_files,
     format_name_with_dist,
@@ -60,8 +60,8 @@ from composer.utils import (
     plain_int,
     plain_number,
 )
+from composer.utils.import_helpers import import_from_distribution
 from composer.utils.interval_scheduler import check_interval_function
-from composer.utils.object_store import MLFlowObjectStore
 
 __all__ = ["CheckpointSaver"]
 
@@ -393,10 +393,23 @@ class CheckpointSaver(Callback):
         """Replace the placeholders for experiment and run of MLflow in folder and names. A collective operation."""
         if self._uri is None or not has_mlflow_ids(self._uri):
             return
-        known = [getattr(destination, "mlflow_ids", None) for destination in logger.destinations]
-        ids = next((each for each in known if isinstance(each, dict)), None)
-        experiment, run, _ = MLFlowObjectStore.parse_dbfs_path(parse_uri(fill_mlflow_ids(self._uri, ids))[2])
-        values = {MLFLOW_EXPERIMENT_ID_FORMAT_KEY: experiment, MLFLOW_RUN_ID_FORMAT_KEY: run}
+        uri = self._uri
+
+        def find_ids() -> dict[str, str]:
+            known = [getattr(destination, "mlflow_ids", None) for destination in logger.destinations]
+            ids = next((each for each in known if each and isinstance(each, dict)), None)
+            if ids is not None:
+                return ids
+            build = import_from_distribution(
+                "composer.utils.object_store",
+                "build_remote_backend",
+                "composer-compat",
+                "composer.utils.build_remote_backend",
+            )
+            store = build("dbfs", {"path": parse_uri(uri)[2]})  # it starts a run if there is none
+            return {MLFLOW_EXPERIMENT_ID_FORMAT_KEY: store.experiment_id, MLFLOW_RUN_ID_FORMAT_KEY: store.run_id}
+
+        values = on_first_rank(find_ids, problem=f"Rank 0 found no run of MLflow for {without_password(uri)!r}")
         self._uri, self.folder = (partial_format(text, **values) for text in (self._uri, self.folder))
         for path in (self.filename, self.latest_filename, self.remote_file_name, self.latest_remote_file_name):
             if path is not None:
@@ -720,7 +733,7 @@ class CheckpointSaver(Callback):
                 logger.upload_file(name, file, overwrite=overwrite)
             if "latest_remote" in names:
                 text = Path(self._scratch_folder()) / f"{Path(path).name}.symlink"
-                create_symlink_file(names["remote"], text)
+                text.write_text(names["remote"], encoding="utf-8")
                 logger.upload_file(f"{names['latest_remote']}.symlink", text, overwrite=True)
 
     def _scratch_folder(self) -> str:

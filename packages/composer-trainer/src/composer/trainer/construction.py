@@ -26,9 +26,7 @@ from composer.devices import Device
 from composer.distributed import DDPSyncStrategy
 from composer.loggers import LoggerDestination
 from composer.loggers.console_logger import ConsoleLogger
-from composer.loggers.mosaicml_logger import MosaicMLLogger, is_requested
 from composer.loggers.progress_bar_logger import ProgressBarLogger
-from composer.loggers.remote_uploader_downloader import RemoteUploaderDownloader
 from composer.loop.hosted_run import algorithms_in
 from composer.models import ComposerModel
 from composer.models.module_with_loss import ModuleWithLoss, as_composer_model
@@ -38,6 +36,7 @@ from composer.trainer.options import Arguments, check_distinct, described
 from composer.trainer.ranks import DataParallel, SingleProcess
 from composer.trainer.remote_files import RemoteFiles, check_uris
 from composer.utils import dist, ensure_tuple, is_uri, parse_uri, reproducibility
+from composer.utils.import_helpers import import_from_distribution
 from composer.utils.parallelism import ParallelismConfig
 from composer.utils.terminal import open_stream
 
@@ -341,9 +340,21 @@ def build_loggers(
             )
         else:
             destinations.append(cls(stream=arguments.console_stream, log_traces=arguments.log_traces, **settings))
-    if is_requested() and not any(isinstance(destination, MosaicMLLogger) for destination in destinations):
-        destinations.append(MosaicMLLogger())
+    if os.environ.get("MOSAICML_PLATFORM", "").lower() == "true" and os.environ.get("MOSAICML_ACCESS_TOKEN_FILE"):
+        _add_platform_logger(destinations)
     return destinations, others
+
+
+def _add_platform_logger(destinations: list[LoggerDestination]) -> None:
+    """Add the logger of the MosaicML platform, unless there is one; warn if its package is not installed."""
+    name = "composer.loggers.MosaicMLLogger"
+    try:
+        cls = import_from_distribution("composer.loggers.mosaicml_logger", "MosaicMLLogger", "composer-compat", name)
+    except ModuleNotFoundError as error:
+        warnings.warn(f"Nothing is sent to the MosaicML platform: {error}", stacklevel=4)
+        return
+    if not any(isinstance(destination, cls) for destination in destinations):
+        destinations.append(cls())
 
 
 def _acts_as_logger(item: Any) -> bool:
@@ -365,11 +376,12 @@ def build_uploaders(
     Raises:
         RuntimeError: Rank 0 cannot upload; there, its own error is raised.
     """
-    uploaders = [each for each in destinations if isinstance(each, RemoteUploaderDownloader)]
+    # Such as `RemoteUploaderDownloader`, which tells by its method `serves` which URIs it uploads.
+    uploaders = [each for each in destinations if callable(getattr(each, "serves", None))]
     names = list(getattr(state.profiler, "remote_filenames", ()))
     names += [getattr(callback, "remote_file_name", None) for callback in callbacks]
     uris = [name for name in names if isinstance(name, str) and is_uri(name)]
-    uris = [uri for uri in uris if not any(uploader.serves(uri) for uploader in uploaders)]
+    uris = [uri for uri in uris if not any(uploader.serves(uri) is True for uploader in uploaders)]
     check_uris(uris, state.run_name)
     return [RemoteFiles(uris)] if uris else []
 
@@ -389,18 +401,19 @@ def check_uploaders(destinations: Sequence[LoggerDestination], saver: Checkpoint
         return  # there are no checkpoints, or the saver uploads them itself
     links = saver.remote_file_name is not None and saver.latest_remote_file_name is not None
     for uploader in destinations:
-        if not isinstance(uploader, RemoteUploaderDownloader):
-            continue
-        if links and uploader.file_path_format_string != "{remote_file_name}":
+        kind = type(uploader).__name__  # one such as `RemoteUploaderDownloader` has these two attributes
+        pattern = getattr(uploader, "file_path_format_string", None)
+        concurrent = getattr(uploader, "num_concurrent_uploads", None)
+        if links and isinstance(pattern, str) and pattern != "{remote_file_name}":
             raise ValueError(
-                "Specifying a `file_path_format_string` to a `RemoteUploaderDownloader` is not currently supported "
-                "with `save_latest_filename`: the link would name a file that is not there. Pass "
+                f"Specifying a `file_path_format_string` to a `{kind}` is not currently supported with "
+                "`save_latest_filename`: the link would name a file that is not there. Pass "
                 "`save_latest_filename=None`."
             )
-        if autoresume and uploader.num_concurrent_uploads != 1:
+        if autoresume and isinstance(concurrent, int) and concurrent != 1:
             raise ValueError(
                 "Multiple concurrent uploads is not currently supported when using autoresume: the link to the latest "
-                "checkpoint could arrive before it. Pass `num_concurrent_uploads=1` to the `RemoteUploaderDownloader`."
+                f"checkpoint could arrive before it. Pass `num_concurrent_uploads=1` to the `{kind}`."
             )
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, TextIO
 import torch
 from tqdm import tqdm
 
+from composer import checkpoint  # programs of MosaicML's Composer find `composer.trainer.trainer.checkpoint`
 from composer.algorithms.utils.weight_swaps import weights_to_save
 from composer.callbacks.checkpoint_saver import CheckpointSaver, hold_leases
 from composer.checkpoint import IgnoreKeys
@@ -71,7 +72,7 @@ from composer.trainer.resume.run import RunProgress
 from composer.trainer.settings import RunSettings, check_subset, pin_batches
 from composer.trainer.signals import Interruption
 from composer.trainer.step import BatchTrainer
-from composer.utils import checkpoint, dist, ensure_tuple, extract_hparams, get_device, reproducibility
+from composer.utils import dist, ensure_tuple, extract_hparams, get_device, reproducibility
 from composer.utils.collect_env import get_composer_env
 from composer.utils.html import details
 from composer.utils.import_helpers import import_from_distribution

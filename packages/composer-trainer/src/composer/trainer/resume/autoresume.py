@@ -43,12 +43,11 @@ from composer.trainer.options import Arguments
 from composer.utils import (
     dist,
     format_name_with_dist,
-    is_compressed_pt,
-    is_tar,
     is_uri,
     parse_uri,
     partial_format,
 )
+from composer.utils.compression import is_compressed_pt, is_tar
 
 __all__ = ["choose_checkpoint", "find_checkpoint"]
 
