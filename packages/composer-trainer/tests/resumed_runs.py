@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import random
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -88,29 +87,13 @@ class KeepsItsPlace:
         self.loaded = self.next > 0
 
 
-class OwnGenerators:
-    """A transform with a generator of every kind, some well hidden."""
-
-    __slots__ = ("draws",)
+class OwnGenerator:
+    """A transform with a generator of its own, which no checkpoint holds."""
 
     def __init__(self) -> None:
-        generator, legacy = torch.Generator().manual_seed(1), np.random.RandomState(2)
-        self.draws = [
-            partial(torch.rand, 1, generator=generator),
-            lambda: legacy.rand() + 1,
-            random.Random(3).random,
-            *(Numpy(kind).draw for kind in ("PCG64", "MT19937", "Philox", "SFC64")),
-        ]
+        self.generator = np.random.default_rng(3)
 
     def __call__(self) -> float:
-        return sum(float(draw()) for draw in self.draws)
-
-
-class Numpy:
-    def __init__(self, kind: str) -> None:
-        self.generator = np.random.Generator(getattr(np.random, kind)(4))
-
-    def draw(self) -> float:
         return float(self.generator.random())
 
 
@@ -126,87 +109,15 @@ def batches() -> list[Any]:
     return list(DataLoader(Samples(), 4))
 
 
-class DrawnAtFirst(Samples):
-    """Keeps what it draws when it is first accessed, and a generator that is seeded then."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.kept: float | None = None
-        self.generator: Any = None
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        if self.kept is None:
-            self.kept, self.generator = all_globals(), np.random.default_rng(np.random.randint(99))  # noqa: NPY002
-        x, y = super().__getitem__(index)
-        return x + torch.tensor([0.0, self.kept + self.generator.random()]), y
-
-
-class LengthDrawnAtFirst(Samples):
-    """Has between 13 and 16 samples, which is drawn when it is first asked for."""
-
-    def __len__(self) -> int:
-        if self.size == 16:
-            self.size -= int(torch.randint(1, 4, ()))
-        return self.size
-
-
-class OrderDrawnAtFirst:
-    """A sampler with one random order for all epochs."""
-
-    def __init__(self) -> None:
-        self.order: list[int] = []
-
-    def __len__(self) -> int:
-        return 16
-
-    def __iter__(self) -> Iterator[int]:
-        self.order = self.order or torch.randperm(16).tolist()
-        return iter(self.order)
-
-
-class StreamDrawnAtFirst(Stream):
-    """A stream that keeps what it draws when it is first iterated."""
-
-    kept: float | None = None
-
-    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        if self.kept is None:
-            self.kept = all_globals()
-        for x, y in super().__iter__():
-            yield x + torch.tensor([0.0, self.kept]), y
-
-
-class LoaderDrawnAtFirst:
-    """A loader of one's own with batches that are drawn when it is first iterated."""
-
-    kept: torch.Tensor | None = None
-
-    def __len__(self) -> int:
-        return 4
-
-    def __iter__(self) -> Iterator[Any]:
-        if self.kept is None:
-            self.kept = torch.rand(4, 4, 2) + all_globals()
-        for x in self.kept:
-            yield x, torch.tensor([0, 1, 0, 1])
-
-
-def seeded_length() -> Any:
-    """Whoever makes a loader accesses its length before there is a run: the program seeds that."""
-    torch.manual_seed(6)
-    return DataLoader(LengthDrawnAtFirst(), 4, shuffle=True)
-
-
 LOADERS: dict[str, Callable[[], Any]] = {
     "shuffle": lambda: DataLoader(Samples(), 4, shuffle=True),
     "own generator": lambda: DataLoader(Samples(), 4, shuffle=True, generator=generator()),
     "global transform": lambda: DataLoader(Samples(all_globals), 4, shuffle=True),
-    "own transform": lambda: DataLoader(Samples(OwnGenerators()), 4, shuffle=True),
     "replacement": lambda: DataLoader(Samples(), 4, sampler=RandomSampler(Samples(), True, 16, generator())),
     "weighted": lambda: DataLoader(Samples(), 4, sampler=WeightedRandomSampler([1.0] * 16, 16)),
     "drop_last": lambda: DataLoader(Samples(size=18), 4, shuffle=True, drop_last=True),
     "batch sampler": lambda: DataLoader(
-        Samples(all_globals), batch_sampler=BatchSampler(RandomSampler(range(14)), 4, False)
+        Samples(all_globals), batch_sampler=BatchSampler(RandomSampler(range(14), generator=generator()), 4, False)
     ),
     "own batch sampler": lambda: DataLoader(Samples(), batch_sampler=[[3, 1, 2, 5], [0, 4], [6, 7, 8], [9]]),
     "no batching": lambda: DataLoader(batches(), batch_size=None, shuffle=True),  # type: ignore[arg-type]
@@ -214,15 +125,10 @@ LOADERS: dict[str, Callable[[], Any]] = {
     "stream": lambda: DataLoader(Stream(), 4),
     "list": batches,
     "own state": KeepsItsPlace,
-    "drawn at first": lambda: DataLoader(DrawnAtFirst(), 4, shuffle=True),
-    "length drawn at first": seeded_length,
-    "order drawn at first": lambda: DataLoader(Samples(all_globals), 4, sampler=OrderDrawnAtFirst()),
-    "stream drawn at first": lambda: DataLoader(StreamDrawnAtFirst(), 4),
-    "loader drawn at first": LoaderDrawnAtFirst,
 }
 WITH_WORKERS: dict[str, Callable[[], Any]] = {
     "workers": lambda: DataLoader(Samples(all_globals), 4, shuffle=True, num_workers=2),
-    "workers, own transform": lambda: DataLoader(Samples(OwnGenerators()), 4, shuffle=True, num_workers=1),
+    "workers, own transform": lambda: DataLoader(Samples(OwnGenerator()), 4, shuffle=True, num_workers=1),
 }
 
 

@@ -23,7 +23,7 @@ from composer.trainer.metrics import move_metrics
 from composer.trainer.microbatch import adjust_device_eval_microbatch_size, eval_search, is_cuda_oom
 from composer.trainer.optimizers import OptimizerModes
 from composer.trainer.ranks import SingleProcess, set_epoch
-from composer.trainer.resume.generators import FirstAccesses, keep_global_states
+from composer.trainer.resume.generators import keep_global_states
 from composer.utils import dist, model_eval_mode
 from composer.utils.html import heat_map, table
 
@@ -40,7 +40,6 @@ class Evaluation:
         history: Receives the metrics, for `Trainer.plot`.
 
     Attributes:
-        accesses: Records the first iteration of each loader of the run.
         modes: Switches the modes of schedule-free optimizers.
     """
 
@@ -56,7 +55,7 @@ class Evaluation:
         self._history = history
         self.state, self.engine, self.logger, self.model, self.parallel = state, engine, logger, model, parallel
         self._forward_pass = ForwardPass(self._outputs_of, state, parallel, fp8=False)
-        self.accesses, self.modes = FirstAccesses(), OptimizerModes(state)
+        self.modes = OptimizerModes(state)
         # The batch at which each evaluator last ran in `fit`, by label: in this process, and in the one that saved.
         self.evaluated_at: dict[str, int] = {}
         self.restored_at: dict[str, int] = {}
@@ -152,7 +151,6 @@ class Evaluation:
             tail, self._lap_start = PaddingDetector(spec.dataloader), time.perf_counter()
             searches = evaluator.auto_microbatching
             with eval_search(evaluator, state, self.parallel) if searches else self._forward_pass:
-                self.accesses.record(evaluator.label, spec.dataloader, state.timestamp.batches)
                 for batch in itertools.islice(spec.dataloader, state.dataloader_limit):
                     self._eval_batch(evaluator, batch, metrics, tail)
             if not state.eval_timestamp.batches and not tail.found:

@@ -18,8 +18,7 @@ from composer.loop.failed_step import describe_failed_step
 from composer.trainer.evaluation import Evaluation
 from composer.trainer.history import RunHistory
 from composer.trainer.ranks import SingleProcess, set_epoch
-from composer.trainer.resume.loader import LoaderPosition
-from composer.trainer.resume.skip import has_state
+from composer.trainer.resume.loader import LoaderPosition, has_state
 from composer.trainer.signals import Interruption
 from composer.trainer.step import BatchTrainer
 from composer.utils import dist
@@ -196,8 +195,7 @@ class FitLoop:
 
     def _batches(self) -> Iterator[Any]:
         """Iterate over the remaining batches of the epoch, with the events before and after each is loaded."""
-        dispatch, spec = self.engine.dispatch, self.data_spec
-        iterator = self.position.resume(lambda batch: spec.get_num_samples_in_batch(spec.batch_transforms(batch)))
+        dispatch, iterator = self.engine.dispatch, self.position.resume()
         if self.state.timestamp.batches == self._first_batch:
             self._lap_start = time.perf_counter()  # advancing a loader is not training time
         while True:

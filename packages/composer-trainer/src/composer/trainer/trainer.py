@@ -29,7 +29,6 @@ from composer.core import (
     Event,
     Precision,
     Time,
-    Timestamp,
 )
 from composer.core.data_spec import check_ends
 from composer.core.display import html_of_state
@@ -409,7 +408,7 @@ class Trainer(_RejectsRemovedArguments):
         settings.set_schedulers(arguments)
         self.engine.run_event(Event.BEFORE_LOAD)
         settings.set_scaler()  # after INIT, where an algorithm may wrap the optimizer in one that needs closures
-        position = LoaderPosition(self.state, self._metrics, arguments.spin_dataloaders, self._evaluation.accesses)
+        position = LoaderPosition(self.state, self._metrics, arguments.spin_dataloaders)
         # Before the checkpoint is loaded: it describes the arguments of this launch.
         self._progress = RunProgress(
             self.state, settings, position, self._evaluation, self._announce, arguments.branch_duration
@@ -654,7 +653,8 @@ class Trainer(_RejectsRemovedArguments):
         old_data, old_length = settings.train_spec, state.dataloader_len
         settings.replace_train_data(arguments)
         begun, ended = self._progress.begin_fit(arguments.reset_time)
-        if self._is_other_data(old_data, old_length, state.timestamp if begun is None else begun):
+        # A call that is resumed continues with its own loader.
+        if begun is None and self._is_other_data(old_data, old_length):
             position.replace_loader()
         settings.set_duration(arguments.duration, arguments.scale_schedule_ratio, begun)
         complete = ended or self._progress.restore_if_complete()
@@ -662,12 +662,11 @@ class Trainer(_RejectsRemovedArguments):
         settings.replace_evaluation(arguments)
         settings.set_schedulers(arguments)
         settings.compile_schedulers()
-        if (
-            arguments.precision is not None
-            and (resolved := resolve_precision(arguments.precision, state.device)) is not state.precision
-        ):
-            state.precision = resolved
-            settings.set_scaler()
+        if arguments.precision is not None:
+            precision = resolve_precision(arguments.precision, state.device)
+            if precision is not state.precision:
+                state.precision = precision
+                settings.set_scaler()
         if arguments.spin_dataloaders is not None:
             position.spin = arguments.spin_dataloaders
         if arguments.compile_config is not None:
@@ -676,7 +675,7 @@ class Trainer(_RejectsRemovedArguments):
             self._progress.apply()
         if complete:
             if not ended:
-                position.begin()  # now, because the program may draw random numbers before the next call
+                position.begin()  # now, because the program may draw random numbers afterwards
             self._announce(f"This part of the run {state.run_name!r} is complete; nothing is left to train.")
             return
         if not self._description_logged and self.logger.destinations:
@@ -688,18 +687,17 @@ class Trainer(_RejectsRemovedArguments):
         for optimizer in state.optimizers:
             optimizer.zero_grad(set_to_none=True)
 
-    def _is_other_data(self, old_data: DataSpec | None, old_length: Time[int] | None, start: Timestamp) -> bool:
+    def _is_other_data(self, old_data: DataSpec | None, old_length: Time[int] | None) -> bool:
         """Return True if this call of `fit` iterates another loader, or the same one from its beginning.
 
         Args:
             old_data: The training data before this call.
             old_length: The number of batches per epoch before this call.
-            start: The start of this call, in this process or in the one that it resumes.
         """
         data, length = self._settings.train_spec, self.state.dataloader_len
         if old_data is None or data is None:
             return False
-        at_end = length is not None and length != old_length and start.batches_in_epoch >= length.value
+        at_end = length is not None and length != old_length and self.state.timestamp.batches_in_epoch >= length.value
         return at_end or data.dataloader is not old_data.dataloader
 
     def _make_loop(self) -> FitLoop:
@@ -841,8 +839,7 @@ class Trainer(_RejectsRemovedArguments):
                 eval_dataloader=eval_dataloader, eval_interval=0, eval_subset_num_batches=subset_num_batches
             )
             extra = self._settings.evaluators_of(arguments)
-        with self._progress.repeat_evaluation():
-            return self._evaluation.run_standalone(extra, subset_num_batches)
+        return self._evaluation.run_standalone(extra, subset_num_batches)
 
     def predict(
         self, dataloader: Loader, subset_num_batches: SupportsIndex = -1, *, return_outputs: bool = True

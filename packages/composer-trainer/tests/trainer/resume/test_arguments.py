@@ -160,15 +160,14 @@ def test_a_cycled_momentum_is_resumed_where_its_scheduler_is_given_to_fit(
     deep_compare(resumed.state.optimizers[0].state_dict(), whole.state.optimizers[0].state_dict())
 
 
-class Hyperparameters(Callback):
-    """Notes what the optimizer trains each batch with."""
+class Rates(Callback):
+    """Notes the rate of each batch."""
 
     def __init__(self) -> None:
-        self.seen: dict[int, tuple[float, float]] = {}
+        self.seen: dict[int, float] = {}
 
     def batch_start(self, state: State, logger: Logger) -> None:
-        group = state.optimizers[0].param_groups[0]
-        self.seen[state.timestamp.batch.value] = (group["lr"], group["momentum"])
+        self.seen[state.timestamp.batch.value] = state.optimizers[0].param_groups[0]["lr"]
 
 
 SCHEDULES: dict[str, Any] = {
@@ -194,8 +193,8 @@ SCHEDULES: dict[str, Any] = {
 def test_the_rate_is_the_schedule_s_where_the_optimizer_s_was_not_loaded(
     make_trainer: MakeTrainer, tmp_path: Path, name: str, without: dict[str, Any], to_fit: bool
 ) -> None:
-    def rates(max_duration: str, **options: Any) -> dict[int, tuple[float, float]]:
-        model, noted = make_trainer.model(), Hyperparameters()
+    def rates(max_duration: str, **options: Any) -> dict[int, float]:
+        model, noted = make_trainer.model(), Rates()
         optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
         given = {"step_schedulers_every_batch": True}
         if not to_fit:

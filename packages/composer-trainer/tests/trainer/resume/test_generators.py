@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import random
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from resumed_runs import (
-    OwnGenerators,
+    OwnGenerator,
     Run,
     Samples,
+    assert_same_end,
     batches_of,
     generator,
 )
 from torch.utils.data import (
+    BatchSampler,
     DataLoader,
+    RandomSampler,
 )
+from torchmetrics import MeanMetric
 
-from composer.trainer.resume.generators import generators_of, set_states, states_of
+from composer.trainer.resume.generators import generators_of
 
 
 def test_generators_that_stay_as_they_are_are_not_touched() -> None:
@@ -31,25 +32,39 @@ def test_generators_that_stay_as_they_are_are_not_touched() -> None:
     assert torch.equal(torch.Generator().manual_seed(7).get_state(), torch.get_rng_state())
 
 
-def test_generators_are_found_by_path_each_once() -> None:
-    found = generators_of(DataLoader(Samples(OwnGenerators()), 4, shuffle=True, generator=generator()))
+def test_generators_are_found_where_they_are_documented() -> None:
+    one, other = generator(), generator()
+    batch_sampler = BatchSampler(RandomSampler(Samples(), generator=other), 4, False)
+    batch_sampler.generator = one  # type: ignore[attr-defined]
 
-    assert {
-        "generator",
-        "dataset.transform.draws.0.keywords.generator",
-        "dataset.transform.draws.1.legacy",
-        "dataset.transform.draws.3.self.generator",
-        "dataset.transform.draws.4.self.generator",
-        "dataset.transform.draws.5.self.generator",
-        "dataset.transform.draws.6.self.generator",
-    } <= found.keys()
+    assert ["generator"] == [*generators_of(DataLoader(Samples(OwnGenerator()), 4, shuffle=True, generator=one))]
+    assert ["sampler.generator"] == [*generators_of(DataLoader(Samples(), sampler=batch_sampler.sampler))]
+    found = generators_of(DataLoader(Samples(), batch_sampler=batch_sampler))
+    assert {"batch_sampler.generator": one, "batch_sampler.sampler.generator": other} == found
 
 
-def test_a_generator_that_does_not_fit_is_named() -> None:
-    saved = states_of(generators_of(SimpleNamespace(a=np.random.default_rng(0), b=random.Random(0))))
-    here = generators_of(SimpleNamespace(a=np.random.Generator(np.random.MT19937(0)), c=random.Random(0)))
-    with pytest.warns(UserWarning, match=r"not restored.*: (?=.*\ba\b)(?=.*\bb\b)(?=.*\bc\b)"):
-        set_states(here, saved)
+def test_a_generator_that_the_checkpoint_does_not_know_is_named() -> None:
+    whole = Run(batches_of(4), "1ep").fit()
+    resumed = Run(DataLoader(Samples(), 4, generator=generator())).load(whole.snapshots.taken[0])
+    with pytest.warns(UserWarning, match=r"start anew.*: generator\. Build the loader in the same way"):
+        resumed.fit()
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_an_evaluation_loader_with_a_generator_resumes(shared: bool) -> None:
+    def run(*when: str) -> Run:
+        one = generator()
+        evaluated = DataLoader(Samples(), 4, shuffle=True, generator=one if shared else generator())
+        options = {"eval_dataloader": evaluated, "eval_interval": "3ba", "eval_subset_num_batches": 2}
+        made = Run(DataLoader(Samples(), 4, shuffle=True, generator=one), *when, seed=0 if when else 99, **options)
+        made.state.train_metrics, made.state.eval_metrics["eval"] = {}, {"Mean": MeanMetric()}
+        made.trainer._model.update_metric = lambda batch, outputs, metric: metric.update(batch[0])  # type: ignore[method-assign]
+        return made
+
+    whole = run("2ba", "4ba", "1ep", "7ba").fit()
+    for snapshot in whole.snapshots.taken:
+        assert_same_end(whole, run().load(snapshot).fit())
+    assert 4 == len([value for _, key, value in whole.journal.metrics if key == "metrics/eval/Mean"])
 
 
 def test_persistent_workers_are_warned_of() -> None:

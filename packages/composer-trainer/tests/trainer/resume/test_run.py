@@ -12,16 +12,13 @@ import torch
 from resumed_runs import (
     LOADERS,
     WITH_WORKERS,
-    DrawnAtFirst,
     KeepsItsPlace,
-    OwnGenerators,
     Quiet,
     Run,
     Samples,
     all_globals,
     assert_same_end,
     batches,
-    generator,
 )
 from shared_runs import same_weights
 from torch.optim.lr_scheduler import StepLR
@@ -104,7 +101,7 @@ class Iterations(Callback):
         self.ended.append(state.timestamp.batch.value)
 
 
-@pytest.mark.parametrize("name", ["own transform", "own state"])
+@pytest.mark.parametrize("name", ["shuffle", "own state"])
 @pytest.mark.parametrize(("length", "when", "ends"), [("2ep", "2ep", [8, 16]), ("8tok", "6ba", [6, 8, 10, 12, 14])])
 def test_an_iteration_that_was_about_to_end_ends_in_the_resumed_run(
     length: str, when: str, ends: list[int], name: str
@@ -125,7 +122,7 @@ def test_an_iteration_that_was_about_to_end_ends_in_the_resumed_run(
     assert ends == later_ends.ended == all_ends.ended[-len(ends) :]
 
 
-@pytest.mark.parametrize("name", ["global transform", "own transform", "stream", "own state"])
+@pytest.mark.parametrize("name", ["global transform", "own generator", "stream", "own state"])
 def test_a_second_fit_goes_on_as_if_it_were_one(name: str) -> None:
     whole = Run(LOADERS[name](), max_duration="8ba", journal=Quiet()).fit()
     parts = Run(LOADERS[name](), max_duration="3ba", journal=Quiet()).fit().fit(duration="5ba")
@@ -185,23 +182,19 @@ class StopsAt(Callback):
             raise InterruptedError("crashed")
 
 
-def shuffled(transform: Callable[[], float] | None = None, **options: Any) -> Any:
-    return DataLoader(Samples(transform, 20), 4, shuffle=True, **options)
+def shuffled() -> Any:
+    return DataLoader(Samples(size=20), 4, shuffle=True)
 
 
 SECOND: dict[str, dict[str, Any]] = {
     "loader": {"train_dataloader": shuffled},
-    "loader with generators": {"train_dataloader": lambda: shuffled(OwnGenerators(), generator=generator())},
-    "worker": {"train_dataloader": lambda: shuffled(num_workers=1)},
     "loader with a state": {"train_dataloader": KeepsItsPlace},
-    "drawn at first": {"train_dataloader": lambda: DataLoader(DrawnAtFirst(), 4)},
-    "list": {"train_dataloader": batches},
     "subset": {"train_subset_num_batches": 2},
 }
 
 
 @pytest.mark.parametrize("name", SECOND)
-@pytest.mark.parametrize("stop", [3, 5, 8])
+@pytest.mark.parametrize("stop", [3, 5])
 def test_a_relaunch_resumes_a_program_whose_second_fit_has_other_data(tmp_path: Path, name: str, stop: int) -> None:
     whole = three_fits(tmp_path / "whole", shuffled, SECOND[name], None)
     three_fits(tmp_path / "run", shuffled, SECOND[name], min(stop, whole.state.timestamp.batch.value - 1))
@@ -224,8 +217,7 @@ GIVEN: dict[str, Callable[[Run], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", GIVEN)
-@pytest.mark.parametrize("first", [None, LinearScheduler()])
-@pytest.mark.parametrize("stop", [2, 7, 9])
+@pytest.mark.parametrize(("first", "stop"), [(None, 7), (LinearScheduler(), 2), (LinearScheduler(), 7)])
 def test_what_a_skipped_fit_was_given_holds_for_the_later_ones(
     tmp_path: Path, name: str, first: Any, stop: int
 ) -> None:

@@ -1,20 +1,17 @@
 """The position of a run in its training data, and how a resumed run returns to it.
 
-The order of an epoch comes from random generators. So a position is the states of all generators when iteration of the
-loader began, and how much has been drawn since (`Position`). To return to it, the states are set, the loader is
-advanced, and all generators get the states that they had at the position. Nothing is done per batch.
+A loader that saves its own state (`state_dict` and `load_state_dict`, as torchdata's `StatefulDataLoader`) gets it
+back. The order of any other loader comes from random generators: the global ones and those of `generators_of`. So its
+position is their states when its iteration began, and how much has been drawn since (`Position`). To return to it,
+these states are set, the loader is iterated up to the position, and the generators get the states that they had there.
 
-`LoaderPosition` does this for the loop, step by step:
+This is exact if nothing else draws from these generators while the loader determines its order; torch's samplers draw
+it at the start of an epoch. What a dataset keeps to itself (a generator, values drawn when it was first accessed) is
+not known here: it starts anew.
 
-1. `state_dict` saves the position; `load_state_dict` only stores a saved one.
-2. `begin`, at the start of `fit`, restores it: first accesses of datasets are repeated (see `FirstAccesses`), then the
-   generators are set. What can only be restored by iterating the loader waits in `_Pending`.
-3. For an epoch that is in progress, `resume` advances the loader to the position, or continues with the iterator of the
-   previous `fit` if it is still there. For any other epoch, `start` begins to iterate the loader.
-4. `pause` and `put_back` leave an epoch between two batches; `finish` drops the iterator.
-
-This is exact for loaders that draw the order of the data from generators that nothing else draws from during an epoch;
-torch's samplers do. It is not exact for a dataset that shuffles with the global generators while the model uses them.
+`LoaderPosition` does this for the loop. `begin`, at the start of `fit`, sets the generators. In an epoch that is in
+progress, `resume` returns to the position, or continues with the iterator of the previous `fit` if it is still there.
+Any other epoch begins with `start`. `pause`, `put_back` and `finish` leave the iteration. Nothing is done per batch.
 """
 
 from __future__ import annotations
@@ -23,18 +20,16 @@ import dataclasses
 import itertools
 import logging
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+from tqdm import tqdm
 
 from composer.core import State, Timestamp
 from composer.trainer.metrics import TrainMetrics
 from composer.trainer.ranks import num_data_shards, set_epoch
-from composer.trainer.resume import skip
 from composer.trainer.resume.generators import (
-    FirstAccesses,
-    generators_of,
     global_states,
     keep_global_states,
     set_global_states,
@@ -42,39 +37,49 @@ from composer.trainer.resume.generators import (
     states_of,
 )
 from composer.utils import dist, reproducibility
-
-__all__ = ["LoaderPosition", "Position"]
+from composer.utils.terminal import bar_file, open_stream
 
 _log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
 class Position:
-    """The start of a loader's iteration, and how far it has advanced at batch `at` of the epoch."""
+    """The start of a loader's iteration, and how far it has advanced at batch `at` of the epoch.
+
+    Checkpoints hold these fields; a position with other fields is not used.
+
+    Attributes:
+        epoch: The epoch of the iteration.
+        at: The batch of the epoch.
+        batches: Batches drawn from the loader.
+        samples: Samples drawn by this rank; None: unknown.
+        batch_size: The loader's batch size; None: unknown, or it varies.
+        num_untrained: Batches at the loader's end that the epoch does not train, because the iteration began inside it.
+        rng: The states of the global generators at the start of the iteration.
+        generators: The states of the loader's generators at the start of the iteration.
+        world_size: The number of ranks that share the data.
+    """
 
     epoch: int
     at: int
-    batches: int  # drawn from the loader
-    samples: int | None  # drawn by this rank; None: unknown
+    batches: int
+    samples: int | None
     batch_size: int | None
-    num_untrained: (
-        int  # batches at the loader's end that the epoch does not train, because the iteration began inside it
-    )
-    rng: dict[str, Any]  # states of the global generators at the start of the iteration
-    generators: dict[str, Any]  # states of the loader's generators at the start of the iteration
+    num_untrained: int
+    rng: dict[str, Any]
+    generators: dict[str, Any]
     world_size: int
 
     def moved_to(self, at: int) -> Position:
         """Return the position at a later batch of the epoch."""
-        more = at - self.at
-        samples = self.samples
+        more, samples = at - self.at, self.samples
         if samples is not None and more:
             samples = None if self.batch_size is None else samples + more * self.batch_size
         return dataclasses.replace(self, at=at, batches=self.batches + more, samples=samples)
 
     def converted(self, loader: Any, world_size: int) -> Position:
         """Return the position in batches of `loader` on `world_size` ranks, either of which may have changed."""
-        size = skip.batch_size_of(loader)
+        size = batch_size_of(loader)
         size_changed = self.batch_size is not None and size is not None and self.batch_size != size
         if not size_changed and self.world_size == world_size:
             return dataclasses.replace(self, batch_size=size)
@@ -87,7 +92,7 @@ class Position:
             _log_uneven(rest, f"{rest} samples are trained twice", f"{world_size} ranks")
             if size is not None:
                 batches = -(-samples // size)
-                if not (skip.can_advance_sampler(loader) and skip.by_samples(loader)):
+                if not (_can_advance_sampler(loader) and _by_samples(loader)):
                     rest = -samples % size
                     effect = f"{rest} samples are left out"
                     if getattr(loader, "num_workers", 0) > 1 and isinstance(loader.dataset, IterableDataset):
@@ -103,31 +108,12 @@ class Position:
             return None
         left = length - self.batches
         if self.samples is not None and self.batch_size is not None:
-            in_sampler = skip.left_in_sampler(loader, self.samples)
+            in_sampler = _left_in_sampler(loader, self.samples)
             if in_sampler is not None:
                 left = min(in_sampler, length - self.samples // self.batch_size)
         if dist.get_world_size() > 1:  # the parts of ranks may differ, but all must end the epoch together
             left = min(dist.all_gather_object(left))
         return self.at + max(left - self.num_untrained, 0)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Pending:
-    """The part of a restored position that waits until the loader is iterated.
-
-    Attributes:
-        loader_state: The result of the loader's own `state_dict`.
-        generators: States of the loader's generators at the position; None: the current ones are right.
-        loader_at_end: The loader has loaded its state at the end of an epoch.
-        all_trained: All batches of the epoch had been trained when the checkpoint was saved.
-        estimated: The checkpoint has no position, so the generators stay where iterating the loader leaves them.
-    """
-
-    loader_state: Any = None
-    generators: dict[str, Any] | None = None
-    loader_at_end: bool = False
-    all_trained: bool = False
-    estimated: bool = False
 
 
 class LoaderPosition:
@@ -138,7 +124,6 @@ class LoaderPosition:
         metrics: The training metrics, whose last values an epoch logs again at its end.
         spin: Advance loaders without a `state_dict` to the position; otherwise they start from the beginning, for as
             many batches as the epoch has left.
-        accesses: Records the first accesses of the run's loaders. None: creates a recorder.
 
     Attributes:
         spin: See above; may be changed between fits.
@@ -146,16 +131,10 @@ class LoaderPosition:
             unknown.
     """
 
-    def __init__(
-        self, state: State, metrics: TrainMetrics, spin: bool = True, accesses: FirstAccesses | None = None
-    ) -> None:
+    def __init__(self, state: State, metrics: TrainMetrics, spin: bool = True) -> None:
         self.spin = spin
         self.ends_at: int | None = None
-        self._accesses = FirstAccesses() if accesses is None else accesses
         self._state, self._metrics = state, metrics
-        # How many times `fit` was given another loader, until now and when the position was taken. A relaunched program
-        # repeats these calls, so the number tells which loader a saved position belongs to.
-        self._loader_number = self._position_number = 0
         self._saved: tuple[dict[str, Any] | None, list[dict[str, Any]] | None] | None = None  # not yet restored
         self._reset()
 
@@ -164,7 +143,10 @@ class LoaderPosition:
         self._loader: Any = None  # the loader that `_position` belongs to
         self._iterator: Iterator[Any] | None = None
         self._paused_at: tuple[int, int] | None = None  # epoch and batch at which `_iterator` was left
-        self._pending = _Pending()
+        # The states of the loader and of its generators at the position, until the loader is iterated.
+        self._loader_state: Any = None
+        self._generators: dict[str, Any] | None = None
+        self._is_replaced = False
 
     # ---- checkpoints ----
 
@@ -174,24 +156,21 @@ class LoaderPosition:
             return self._saved[0]  # nothing was trained since it was loaded
         # During an evaluation, `state.dataloader` is another loader.
         now, loader = self._state.timestamp, self._state.dataloader if self._loader is None else self._loader
-        at, position = now.batches_in_epoch, None
-        loader_state, generators = self._pending.loader_state, self._pending.generators
+        at, position, loader_state = now.batches_in_epoch, None, self._loader_state
         if at > 0 and self._position is not None and self._position.epoch == now.epochs:
             position = dataclasses.asdict(self._position.moved_to(at))
-        if loader_state is None and self._loader is not None and skip.has_state(loader):
+        if loader_state is None and self._loader is not None and has_state(loader):
             loader_state = loader.state_dict()
+        evaluators = {each.label: states_of(each.dataloader.dataloader) for each in self._state.evaluators}
         return {
             "epoch": now.epochs,
             "batch_in_epoch": at,
-            "sample_in_epoch": now.samples_in_epoch,
             "world_size": num_data_shards(self._state),
-            "number": self._position_number,
-            "ends_at": None if self._state.dataloader_limit is None else self.ends_at,
             "position": position,
-            "generators": states_of(generators_of(loader)) if generators is None else generators,
+            "generators": states_of(loader),
             "loader": loader_state,
             "train_metrics": self._metrics.last_values() if at > 0 else {},
-            **self._accesses.state_dict(self._state),
+            "evaluators": {label: states for label, states in evaluators.items() if states},
         }
 
     def load_state_dict(self, saved: list[dict[str, Any]] | None, rng: list[dict[str, Any]] | None) -> None:
@@ -216,7 +195,6 @@ class LoaderPosition:
             rank = dist.get_global_rank()
             local = saved[rank if rank < len(saved) else 0]
             self._metrics.restore(local.get("train_metrics", {}))
-            self._accesses.load_state_dict(local)
         self._saved = (local, rng)
 
     @property
@@ -228,7 +206,7 @@ class LoaderPosition:
 
     def replace_loader(self) -> None:
         """Start the loader from its beginning at the next `resume`: `fit` was given another one."""
-        self._loader_number += 1
+        self._is_replaced = True
 
     def begin(self) -> bool:
         """Restore the loaded position and the generators; called once per `fit`, before anything else draws.
@@ -238,26 +216,18 @@ class LoaderPosition:
         """
         if self._saved is None:
             return False
-        saved: Any
         (saved, rng), self._saved = self._saved, None
         loader, now = self._state.dataloader, self._state.timestamp
-        self._position_number = (
-            self._loader_number if saved is None else min(saved.get("number", 0), self._loader_number)
-        )
-        in_other_loader = self._position_number < self._loader_number
-        with keep_global_states():
-            if in_other_loader:
-                if self.spin:
-                    self._accesses.repeat_evaluators(self._state, saved.get("evaluators", {}))
-            else:
-                self._repeat_first_accesses(saved)
-                if _matches(saved, now):
-                    self._restore(saved)
-                else:
-                    self._estimate()
+        if not self._is_replaced:
+            if saved is not None and _matches(saved, now):
+                self._restore(saved)
+            elif self.spin and not self._dataset_resumes_itself():
+                self._estimate()
+        for evaluator in self._state.evaluators:
+            set_states(evaluator.dataloader.dataloader, (saved or {}).get("evaluators", {}).get(evaluator.label, {}))
         if rng is not None:
             reproducibility.load_rng_state(rng)
-        if now.epochs and not in_other_loader and getattr(loader, "persistent_workers", False):
+        if now.epochs and not self._is_replaced and getattr(loader, "persistent_workers", False):
             warnings.warn(
                 "The training loader has `persistent_workers=True`: the random numbers of its workers depend on the "
                 "epochs that they have run, so random transforms will differ from an uninterrupted run. Use "
@@ -266,75 +236,53 @@ class LoaderPosition:
             )
         return True
 
-    def _repeat_first_accesses(self, saved: dict[str, Any] | None) -> None:
-        if saved is None or not self.spin:
-            return
-        loader, now = self._state.dataloader, self._state.timestamp
-        # If the epoch of the first access is loaded again from its start, that is the first access; some datasets
-        # can be accessed only once.
-        at, length = now.batches_in_epoch, self._length
-        drawn = (saved.get("position") or {}).get("batches", at)
-        loads_again = at > 0 and (length is None or drawn < length) and now.epochs == self._accesses.epoch_of("train")
-        if not self._dataset_resumes_itself() and not (loads_again and not skip.can_advance_sampler(loader)):
-            self._accesses.repeat("train", loader)
-            set_epoch(loader, now.epochs)
-        self._accesses.repeat_evaluators(self._state, saved.get("evaluators", {}))
-
     def _restore(self, saved: dict[str, Any]) -> None:
-        """Restore the position of a checkpoint."""
+        """Restore the position of a checkpoint; the loader returns to it when it is iterated."""
         loader = self._loader = self._state.dataloader
-        same_world_size = saved["world_size"] == num_data_shards(self._state)
-        loader_state = saved["loader"] if same_world_size and skip.has_state(loader) else None
-        all_trained = saved.get("ends_at") == saved["batch_in_epoch"]
-        if saved["batch_in_epoch"]:
-            self._pending = _Pending(loader_state, saved["generators"], all_trained=all_trained)
-            if saved["position"] is not None:
-                self._position = Position(**saved["position"])
-            return
-        if loader_state is not None:
-            loader.load_state_dict(loader_state)
-            if isinstance(loader, DataLoader):
-                iter(loader)  # uses up the state of the finished epoch; the next iteration begins a new one
-        at_end = loader_state is not None and not isinstance(loader, DataLoader)
-        self._pending = _Pending(loader_at_end=at_end, all_trained=all_trained)
-        set_states(generators_of(loader), saved["generators"])
+        if saved["position"] is not None:
+            self._position = Position(**saved["position"])
+        if has_state(loader) and saved["world_size"] == num_data_shards(self._state):
+            self._loader_state = saved["loader"]
+        self._generators = saved["generators"]
+        unknown = set_states(loader, saved["generators"])
+        if unknown:
+            warnings.warn(
+                f"The checkpoint has no state for these random generators of the training loader, so they start anew, "
+                f"and the order of the data will differ from an uninterrupted run: {', '.join(unknown)}. Build the "
+                f"loader in the same way as the run that saved the checkpoint.",
+                stacklevel=4,
+            )
 
     def _estimate(self) -> None:
         """Start the loader once per finished epoch, as the run did, for a checkpoint without a position."""
         loader, now = self._state.dataloader, self._state.timestamp
-        if not self.spin or self._dataset_resumes_itself():
-            return
-        reproducibility.seed_all(self._state.seed)
-        if now.epochs:
-            _log.warning(
-                "The checkpoint has no position in the training data; starting the loader %d times to bring its "
-                "generators there. `spin_dataloaders=False` avoids this.",
-                now.epochs,
-            )
-        for epoch in skip.progress(range(now.epochs), "Starting epochs", now.epochs):
-            set_epoch(loader, epoch)
-            next(iter(loader), None)
-        set_epoch(loader, now.epochs)
-        if now.batches_in_epoch:
-            self._begin_position(loader, drawn=now.batches_in_epoch)
-            self._pending = dataclasses.replace(self._pending, estimated=True)
+        with keep_global_states():
+            reproducibility.seed_all(self._state.seed)
+            if now.epochs:
+                _log.warning(
+                    "The checkpoint has no position in the training data; starting the loader %d times to bring its "
+                    "generators there. `spin_dataloaders=False` avoids this.",
+                    now.epochs,
+                )
+            for epoch in range(now.epochs):
+                set_epoch(loader, epoch)
+                next(iter(loader), None)
+            set_epoch(loader, now.epochs)
+            if now.batches_in_epoch:
+                self._begin_position(loader, drawn=now.batches_in_epoch)
 
     # ---- the batches of an epoch ----
 
-    def resume(self, count: Callable[[Any], float] | None = None) -> Iterator[Any] | None:
+    def resume(self) -> Iterator[Any] | None:
         """Return the rest of an epoch that is in progress, or None if `start` is to be called.
 
         The global generators are left as they are.
-
-        Args:
-            count: `batch -> number of samples`, for loaders without a batch size.
         """
-        now, loader = self._state.timestamp, self._state.dataloader
+        now, loader, length = self._state.timestamp, self._state.dataloader, self._length
         at = now.batches_in_epoch
         paused_at, self._paused_at = self._paused_at, None
-        if self._position_number < self._loader_number:
+        if self._is_replaced:
             self._reset()
-            self._position_number, length = self._loader_number, self._length
             self.ends_at = None if length is None else at + length
             return None
         if at == 0:
@@ -342,56 +290,41 @@ class LoaderPosition:
         if self._loader is not loader or self._position is None or self._position.epoch != now.epochs:
             self._iterator = None
             self._begin_position(loader, drawn=at)
-            self._pending = dataclasses.replace(self._pending, estimated=True)
         assert self._position is not None
         self._position = self._position.moved_to(at).converted(loader, num_data_shards(self._state))
-        self.ends_at = self._position.end_of_epoch(loader, self._length)
+        self.ends_at = self._position.end_of_epoch(loader, length)
         if self._iterator is None or paused_at != (now.epochs, at):
-            self._iterator = self._return_to_position(self._position, count)
+            self._iterator = self._return_to(self._position)
         return None if self._iterator is None else self._limited(self._iterator)
 
-    def _return_to_position(self, position: Position, count: Callable[[Any], float] | None) -> Iterator[Any] | None:
-        """Return an iterator at the position, or None to start the loader; then set the generators."""
-        loader, pending = self._loader, self._pending
-        self._pending = dataclasses.replace(pending, loader_state=None, generators=None, estimated=False)
-        generators = states_of(generators_of(loader)) if pending.generators is None else pending.generators
+    def _return_to(self, position: Position) -> Iterator[Any] | None:
+        """Return an iterator at the position, or None to start the loader; then set its generators."""
+        loader, loader_state, generators = self._loader, self._loader_state, self._generators
+        self._loader_state = self._generators = None
         iterator = None
         with keep_global_states():
-            if pending.loader_state is not None or self.spin or self._dataset_resumes_itself():
-                iterator = self._advance(position, pending, None if pending.estimated else count)
-            if not pending.estimated:
-                set_states(generators_of(loader), generators)
+            if loader_state is not None or self.spin or self._dataset_resumes_itself():
+                iterator = self._advance(position, loader_state)
+            if generators is not None:
+                set_states(loader, generators)
         return iterator
 
-    def _advance(self, position: Position, pending: _Pending, count: Callable[[Any], float] | None) -> Iterator[Any]:
+    def _advance(self, position: Position, loader_state: Any) -> Iterator[Any]:
         """Iterate the loader up to the position, in the way that is exact and cheapest for this loader."""
-        loader, samples = self._loader, self._samples_at(position)
+        loader, iterator = self._loader, iter(())
         at_end = self._state.dataloader_limit is not None and self.ends_at == position.at
         set_global_states(position.rng)
-        set_states(generators_of(loader), position.generators, warn=False)
-        if pending.loader_state is not None:
-            loader.load_state_dict(pending.loader_state)
-            iterator: Iterator[Any] = iter(loader)
+        set_states(loader, position.generators)
+        if loader_state is not None:
+            loader.load_state_dict(loader_state)
+            iterator = iter(loader)
             if at_end:
                 next(iterator, None)  # uses up the state, so that the next iteration begins a new epoch
-            return iterator
-        if self._dataset_resumes_itself():
+        elif self._dataset_resumes_itself():
             iterator = iter(loader)
             del self._state.dataset_resumption["train"]
-            return iterator
-        if at_end and (samples is None or pending.all_trained):
-            return iter(())
-        if skip.can_advance_sampler(loader):
-            return skip.advance_sampler(loader, position.batches, position.samples)
-        if samples is None or count is None:
-            return skip.skip_batches(loader, position.batches)[0]
-        count = keep_global_states()(count)  # transforms of batches may draw
-        iterator, drawn, seen = skip.skip_batches(loader, position.batches, samples, count)
-        if (drawn, seen) != (position.batches, samples):  # the batch size has changed
-            rest = seen - samples
-            _log_uneven(max(rest, 0), f"{rest:g} samples are left out", "the loader's batches, which have changed")
-            self._position = dataclasses.replace(position, batches=drawn)
-            self.ends_at = self._position.end_of_epoch(loader, self._length)
+        elif not at_end:
+            iterator = _skip(loader, position.batches, position.samples)
         return iterator
 
     def start(self) -> Iterator[Any]:
@@ -402,27 +335,25 @@ class LoaderPosition:
             self.ends_at = length
         elif length is not None and self.ends_at is not None:  # from the beginning, in the middle of the epoch
             num_untrained = length - (self.ends_at - at)
-        if self._pending.generators is not None:  # the checkpoint was saved between the last batch and the epoch's end
-            self._leave_epoch(loader, self._pending.generators)
-        self._begin_position(loader, drawn=0, num_untrained=num_untrained)
-        iterator = self._iterator = iter(loader)
-        self._state.dataset_resumption.pop("train", None)
-        if self._pending.loader_at_end:
-            self._pending = dataclasses.replace(self._pending, loader_at_end=False)
-            first = list(itertools.islice(iterator, 1))
-            # Without a batch, the iterator was the rest of the finished epoch.
-            self._iterator = itertools.chain(first, iterator) if first else iter(loader)
-        return self._limited(self._iterator)
-
-    def _leave_epoch(self, loader: Any, generators: dict[str, Any]) -> None:
-        """Bring the loader and its generators to the end of the restored epoch."""
-        loader_state = self._pending.loader_state
-        self._pending = dataclasses.replace(self._pending, loader_state=None, generators=None)
-        with keep_global_states():
-            if loader_state is not None:
+        loader_state, generators = self._loader_state, self._generators
+        self._loader_state = self._generators = None
+        if loader_state is not None:  # of the end of the previous epoch, or of where an iteration has ended inside it
+            with keep_global_states():
                 loader.load_state_dict(loader_state)
-                next(iter(loader), None)
-            set_states(generators_of(loader), generators)
+                # Uses up the state, so that the next iteration begins a new epoch.
+                if self._position is not None:
+                    next(iter(loader), None)
+                elif isinstance(loader, DataLoader):
+                    iter(loader)
+                set_states(loader, generators or {})
+        self._begin_position(loader, drawn=0, num_untrained=num_untrained)
+        self._iterator = iter(loader)
+        self._state.dataset_resumption.pop("train", None)
+        if loader_state is not None and not isinstance(loader, DataLoader):
+            first = list(itertools.islice(self._iterator, 1))
+            # Without a batch, the iterator was the rest of the finished epoch.
+            self._iterator = itertools.chain(first, self._iterator) if first else iter(loader)
+        return self._limited(self._iterator)
 
     # ---- leaving an epoch ----
 
@@ -440,7 +371,7 @@ class LoaderPosition:
         else:  # the epoch has not begun: undo the start
             assert self._position is not None
             set_global_states(self._position.rng)
-            set_states(generators_of(self._loader), self._position.generators)
+            set_states(self._loader, self._position.generators)
             self._iterator = None
 
     def finish(self, epoch_ended: bool = False) -> None:
@@ -449,16 +380,14 @@ class LoaderPosition:
         if paused and not epoch_ended:
             if not getattr(loader, "num_workers", 0) or getattr(loader, "persistent_workers", False):
                 return
-            loader_state = loader.state_dict() if skip.has_state(loader) else None
-            self._pending = dataclasses.replace(self._pending, loader_state=loader_state)
+            self._loader_state = loader.state_dict() if has_state(loader) else None
+            self._generators = states_of(loader)
         self._iterator = self._paused_at = None
 
     # ---- positions ----
 
     def _begin_position(self, loader: Any, drawn: int, num_untrained: int = 0) -> None:
-        now, size = self._state.timestamp, skip.batch_size_of(loader)
-        if drawn == 0:
-            self._accesses.record("train", loader, now.epochs)
+        now, size = self._state.timestamp, batch_size_of(loader)
         self._loader = loader
         self._position = Position(
             epoch=now.epochs,
@@ -468,7 +397,7 @@ class LoaderPosition:
             batch_size=size,
             num_untrained=num_untrained,
             rng=global_states(),
-            generators=states_of(generators_of(loader)),
+            generators=states_of(loader),
             world_size=num_data_shards(self._state),
         )
 
@@ -477,13 +406,6 @@ class LoaderPosition:
         """The number of batches per epoch; None: unknown."""
         length = self._state.dataloader_len
         return None if length is None else length.value
-
-    def _samples_at(self, position: Position) -> float | None:
-        """Return the samples up to a position in a loader without a batch size; None if they are unknown."""
-        one_rank = dist.get_world_size() == 1 and position.world_size == num_data_shards(self._state) == 1
-        one_loader = position.batches == position.at  # the epoch has had no other loader
-        known = one_rank and one_loader and position.samples is None
-        return (self._state.timestamp.samples_in_epoch or None) if known else None
 
     def _limited(self, iterator: Iterator[Any]) -> Iterator[Any]:
         if self.ends_at is None or self._state.dataloader_limit is None:
@@ -495,9 +417,9 @@ class LoaderPosition:
         return self._state.dataset_resumption.get("train", False)
 
 
-def _matches(saved: Any, now: Timestamp) -> bool:
+def _matches(saved: dict[str, Any], now: Timestamp) -> bool:
     """Return True if a saved position is complete and belongs to the timestamp."""
-    if saved is None or not {"world_size", "position", "generators", "loader"} <= saved.keys():
+    if not {"world_size", "position", "generators", "loader"} <= saved.keys():
         return False
     position = saved["position"]
     if position is not None and position.keys() != {field.name for field in dataclasses.fields(Position)}:
@@ -505,6 +427,105 @@ def _matches(saved: Any, now: Timestamp) -> bool:
     return (saved.get("epoch"), saved.get("batch_in_epoch")) == (now.epochs, now.batches_in_epoch)
 
 
-def _log_uneven(rest: float, effect: str, unit: str) -> None:
+def _log_uneven(rest: int, effect: str, unit: str) -> None:
     if rest and dist.get_global_rank() == 0:
         _log.warning("The position in the epoch does not divide evenly into %s: %s.", unit, effect)
+
+
+# ---- loaders ----
+
+
+def has_state(loader: Any) -> bool:
+    """Return True if a loader saves its own position, as torchdata's `StatefulDataLoader` does."""
+    return callable(getattr(loader, "state_dict", None)) and callable(getattr(loader, "load_state_dict", None))
+
+
+def batch_size_of(loader: Any) -> int | None:
+    """Return the samples per batch of a loader; None if they are unknown or vary."""
+    if getattr(loader, "batch_sizes", None) is not None:  # of a loader of `composer.datasets`
+        return None
+    sampler = getattr(loader, "batch_sampler", None)
+    size = getattr(loader, "batch_size", None) if sampler is None else getattr(sampler, "batch_size", None)
+    return size if isinstance(size, int) and size > 0 else None
+
+
+def _left_in_sampler(loader: Any, samples: int) -> int | None:
+    """Return the batches left after a number of samples; None if they are unknown."""
+    sampler = getattr(loader, "batch_sampler", None)
+    if not isinstance(sampler, BatchSampler):
+        return None
+    try:
+        left = max(len(sampler.sampler) - samples, 0)  # type: ignore[arg-type]
+    except (TypeError, NotImplementedError):
+        return None
+    return left // sampler.batch_size if sampler.drop_last else -(-left // sampler.batch_size)
+
+
+def _can_advance_sampler(loader: Any) -> bool:
+    """Return True for torch's own loader, in this process, over a map-style dataset: samples need not be loaded."""
+    return (
+        isinstance(loader, DataLoader)
+        and type(loader).__iter__ is DataLoader.__iter__
+        and loader.num_workers == 0
+        and not isinstance(loader.dataset, IterableDataset)
+    )
+
+
+def _by_samples(loader: Any) -> bool:
+    """Return True if the sampler can be advanced to a position inside a batch."""
+    return type(getattr(loader, "batch_sampler", None)) is BatchSampler
+
+
+def _skip(loader: Any, batches: int, samples: int | None) -> Iterator[Any]:
+    """Return an iterator over the rest of an epoch, after a number of batches, or of samples where possible.
+
+    Random numbers are drawn in the same order as by a plain iteration.
+    """
+    if _can_advance_sampler(loader):
+        return _advance_sampler(loader, batches, samples)
+    if batches and dist.get_global_rank() == 0:
+        _log.warning(
+            "Loading %d batches again to reach the position where the epoch continues. A loader with `state_dict` and "
+            "`load_state_dict` (such as torchdata's `StatefulDataLoader`) does not need this; `spin_dataloaders=False` "
+            "avoids it, but then starts the data of the epoch from the beginning.",
+            batches,
+        )
+    iterator: Iterator[Any] = iter(loader)
+    bar = tqdm(
+        itertools.islice(iterator, batches),
+        desc="Skipping batches",
+        total=batches,
+        delay=2.0,  # shorter waits show no bar
+        leave=False,
+        disable=dist.get_global_rank() != 0,
+        file=bar_file(open_stream("stderr")),
+    )
+    for _ in bar:
+        pass
+    return iterator
+
+
+def _advance_sampler(loader: DataLoader[Any], batches: int, samples: int | None) -> Iterator[Any]:
+    """Skip without loading: iterate a copy of the loader over the rest of its indices."""
+    sampler: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+    if samples is not None and _by_samples(loader):
+        skipped, number = iter(sampler.sampler), samples
+        indices: Any = iter(BatchSampler(skipped, sampler.batch_size, sampler.drop_last))
+    else:
+        skipped = indices = iter(sampler)
+        number = batches
+    source = {"sampler": indices, "batch_size": None} if loader.batch_sampler is None else {"batch_sampler": indices}
+    if getattr(loader, "pin_memory_device", ""):
+        source["pin_memory_device"] = loader.pin_memory_device
+    copy: DataLoader[Any] = DataLoader(
+        loader.dataset,
+        collate_fn=loader.collate_fn,
+        pin_memory=loader.pin_memory,
+        generator=loader.generator,
+        **source,
+    )
+    # Before the sampler advances: this draws the base seed for worker processes, even when there are none.
+    iterator: Iterator[Any] = iter(copy)
+    for _ in itertools.islice(skipped, number):
+        pass
+    return iterator

@@ -1,39 +1,41 @@
 """The progress of a run beyond its state: position in the data, calls of `fit`, arguments and last values.
 
 The Trainer attaches a `RunProgress` to its state. Every checkpoint then contains its `state_dict` under the key
-`resumption`. Loading happens in three steps:
+`resumption`. One call of `fit` is resumed exactly; of several, those that had ended are skipped, so that nothing is
+trained twice. Loading happens in three steps:
 
 1. `before_load` sets aside what the state must not load yet; `after_load` stores the rest of the entry (`_Loaded`).
 2. `apply` restores schedulers, with precedence for changed arguments, once the run's schedulers and data are known:
    after loading if the constructor was given them, otherwise in `fit`.
-3. `begin_fit` counts the calls of `fit`. A relaunched program repeats the calls of the run that saved, so those that
-   had ended are skipped, and the one that was interrupted continues.
+3. `begin_fit` counts the calls of `fit`: a relaunched program repeats those of the run that saved.
 """
 
 from __future__ import annotations
 
-import copy
-import inspect
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-from torch.optim.lr_scheduler import LRScheduler
-
 from composer.callbacks.checkpoint_saver import CheckpointSaver, savers_of
 from composer.core import State, Time, Timestamp, TimeUnit
-from composer.loggers import Logger, LoggerDestination
+from composer.loggers import Logger
 from composer.trainer.evaluation import Evaluation
+from composer.trainer.resume.arguments import (
+    apply_changes,
+    describe_arguments,
+    describe_scheduler,
+    options_of,
+    param_groups_of,
+    plain,
+    rates_by_scheduler,
+    restart_schedulers,
+    set_option,
+)
 from composer.trainer.resume.loader import LoaderPosition
-from composer.trainer.settings import RunSettings, with_members
-from composer.utils import dist, plain_number, reproducibility
+from composer.trainer.settings import RunSettings
+from composer.utils import dist, reproducibility
 
-__all__ = ["RunProgress"]
-
-_PROGRESS = {"last_epoch", "_last_lr", "_step_count", "base_lrs", "_is_initial", "_get_lr_called_within_step"}
 _VALUES = ("train_metric_values", "eval_metric_values", "total_loss_dict")
 
 
@@ -63,7 +65,7 @@ class _Loaded:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """`_describe_arguments` of the saved run; empty: unknown."""
+        """`describe_arguments` of the saved run; empty: unknown."""
         arguments: dict[str, Any] = self.progress.get("arguments", {})
         return arguments
 
@@ -97,8 +99,8 @@ class RunProgress:
         self.evaluation = evaluation
         # Taken here, before a checkpoint or training changes any of it.
         self._descriptions: list[tuple[Any, str]] = []  # of the user's schedulers, before their first step
-        self._arguments = _describe_arguments(state, self._describe_schedulers())
-        self._first_rates = _FirstRates(state)
+        self._arguments = describe_arguments(state, self._describe_schedulers())
+        self._first_rates = rates_by_scheduler(state)
         if branch_duration is not None:
             self._arguments["branch_duration"] = str(branch_duration)
         self._loaded = _Loaded()
@@ -136,7 +138,7 @@ class RunProgress:
     def _describe_schedulers(self) -> list[str]:
         known = {id(scheduler): text for scheduler, text in self._descriptions}
         given = self.settings.given_schedulers
-        self._descriptions = [(each, known.get(id(each)) or _describe(each)) for each in given]
+        self._descriptions = [(each, known.get(id(each)) or describe_scheduler(each)) for each in given]
         return [text for _, text in self._descriptions]
 
     # ---- loading ----
@@ -147,7 +149,7 @@ class RunProgress:
         left_out = "state/schedulers" in content.get("left_out", ())
         self._loaded = _Loaded(
             schedulers=saved.pop("schedulers", None if left_out else {}),
-            groups=_param_groups(self.state),
+            groups=param_groups_of(self.state),
             has_time="timestamp" in saved,
             scaler=saved.get("scaler"),
         )
@@ -156,13 +158,13 @@ class RunProgress:
         """Restore the last values, and store the rest for `apply` and `begin_fit`."""
         loaded = self._loaded
         progress = loaded.progress = dict(content.get("resumption") or {})
-        groups = _param_groups(self.state)
+        groups = param_groups_of(self.state)
         if any(
             path.startswith("state/optimizers/") and "/param_groups" in path for path in content.get("left_out", ())
         ):
             loaded.groups = groups
         unchanged = {id(group) for group in loaded.groups}
-        loaded.options = [None if id(group) in unchanged else _options(group) for group in groups]
+        loaded.options = [None if id(group) in unchanged else options_of(group) for group in groups]
         loaded.groups = []
         self.loader.load_state_dict(progress.pop("loader", None), content.get("rng"))
         previous = progress.get("previous_timestamp")
@@ -179,7 +181,7 @@ class RunProgress:
             self._apply_arguments()  # otherwise `fit` may bring schedulers
 
     def apply(self) -> None:
-        """Restore schedulers and evaluation metrics; changed arguments take precedence over the checkpoint."""
+        """Restore what waits for the arguments of `fit`; changed arguments take precedence over the checkpoint."""
         self._apply_arguments()
         scaler, self._loaded.scaler = self._loaded.scaler, None
         if scaler and self.state.scaler is not None:  # `fit` may have made it for another precision
@@ -191,43 +193,42 @@ class RunProgress:
         self.evaluation.restored_at.update(evaluated)
 
     def _apply_arguments(self) -> None:
-        saved, schedulers = self._loaded.arguments, self._describe_schedulers()
-        # The call of `fit` that resumes may bring the saved schedulers in place of those of the constructor.
-        are_back = self._arguments["schedulers"] != schedulers == saved.get("schedulers")
-        is_applied = self._loaded.is_applied and not (are_back and self._calls == len(self._loaded.fits))
+        """Restore the schedulers, or restart changed ones, and apply the other changed arguments."""
+        state, loaded, saved, schedulers = self.state, self._loaded, self._loaded.arguments, self._describe_schedulers()
+        # The resumed call of `fit` may bring schedulers in place of those of the constructor.
+        is_replaced = schedulers != self._arguments["schedulers"] and self._calls == len(loaded.fits)
         self._arguments["schedulers"] = schedulers
-        self._arguments["batch_size"] = getattr(self.state.train_dataloader, "batch_size", None)
-        if is_applied:
+        self._arguments["batch_size"] = getattr(state.train_dataloader, "batch_size", None)
+        if loaded.is_applied and not is_replaced:
             return
-        self._loaded.is_applied = True
+        loaded.is_applied = True
         same = not saved or saved["schedulers"] == schedulers
-        if same:
-            self._restore_schedulers()
-        changes = _apply_changes(self.state, self._arguments, saved) if saved else []
+        if same and state.schedulers and loaded.schedulers is not None:
+            self._restore_schedulers(loaded.schedulers)
+        changes = apply_changes(state, self._arguments, saved) if saved else []
         if not same:
-            now = self.state.timestamp
-            steps = (now.batch if self.settings.step_every_batch else now.epoch).value
-            _restart_schedulers(self.state, steps, self._first_rates)
-        if "branch_duration" in self._arguments and not self._loaded.fits:
-            self._begin_branch(bool(saved) and saved["schedulers"] == self._arguments["schedulers"])
+            steps = (state.timestamp.batch if self.settings.step_every_batch else state.timestamp.epoch).value
+            restart_schedulers(state, steps, self._first_rates)
+        if "branch_duration" in self._arguments and not loaded.fits:
+            self._begin_branch(bool(saved) and same)
         if changes:
             self.announce(f"These arguments differ from the checkpoint and replace it: {'; '.join(changes)}.")
 
-    def _restore_schedulers(self) -> None:
-        loaded = self._loaded
-        if not self.state.schedulers or loaded.schedulers is None:
-            return
-        self.state.load_state_dict({"schedulers": loaded.schedulers})
-        groups, options = _param_groups(self.state), loaded.options
+    def _restore_schedulers(self, states: dict[str, Any]) -> None:
+        state, groups, options = self.state, param_groups_of(self.state), self._loaded.options
+        state.load_state_dict({"schedulers": states})
         if len(groups) != len(options):
             options = [None] * len(groups)
+        # Building a scheduler has changed rates, momenta and more. A group that was not loaded gets the current rate.
         not_loaded = {id(group) for group, saved in zip(groups, options, strict=True) if saved is None}
-        for scheduler in self.state.schedulers:
-            _apply_scheduler(scheduler, not_loaded)
         for group, saved in zip(groups, options, strict=True):
-            for key, value in (saved or {}).items():  # building a scheduler has changed rates, momenta and more
-                _set_option(group, key, value)
-        if not loaded.has_time:
+            for key, value in (saved or {}).items():
+                set_option(group, key, value)
+        for scheduler in state.schedulers:
+            for group, rate in zip(scheduler.optimizer.param_groups, scheduler.get_last_lr(), strict=False):
+                if id(group) in not_loaded:
+                    set_option(group, "lr", rate)
+        if not self._loaded.has_time:
             self._update_schedules()
 
     def _update_schedules(self) -> None:
@@ -252,20 +253,20 @@ class RunProgress:
                     f"branch."
                 )
         state, branch, trunk = self.state, self.state.max_duration, self._loaded.progress.get("limit")
-        groups = _param_groups(state)
-        current = [_plain(group["lr"]) for group in groups]
+        groups = param_groups_of(state)
+        current = [plain(group["lr"]) for group in groups]
         if same_schedules and trunk is not None:
             # The restored rates are those of the last step. They stay if the length of the run does not matter yet.
             state.max_duration = trunk
             self._update_schedules()
-            expected = [_plain(group["lr"]) for group in groups]
+            expected = [plain(group["lr"]) for group in groups]
             state.max_duration = branch
             self._update_schedules()
-            if expected == [_plain(group["lr"]) for group in groups]:
+            if expected == [plain(group["lr"]) for group in groups]:
                 for group, rate in zip(groups, current, strict=True):
-                    _set_option(group, "lr", rate)
+                    set_option(group, "lr", rate)
         for group, saved in zip(groups, self._loaded.options, strict=False):
-            before, now = (_plain((each or {}).get("lr")) for each in (saved, group))
+            before, now = (plain((each or {}).get("lr")) for each in (saved, group))
             if before is not None and abs(now - before) > 1e-6 * max(abs(now), abs(before)):
                 warnings.warn(
                     f"The learning rate of the branch begins at {now:g}, but it was {before:g} when its checkpoint was "
@@ -309,28 +310,6 @@ class RunProgress:
     def is_first_fit(self) -> bool:
         """True until the first call of `fit` is counted."""
         return self._calls == 0
-
-    @contextmanager
-    def repeat_evaluation(self) -> Iterator[None]:
-        """Undo what a standalone evaluation changes if the resumed call of `fit` has not begun.
-
-        A relaunched program repeats its evaluations before that call, which were at another time: their results must
-        not, for example, stop the run early.
-        """
-        state = self.state
-        if self._calls >= len(self._loaded.fits):
-            yield
-            return
-        length, values = state.max_duration, dict(state.eval_metric_values)
-        callbacks = [each for each in state.callbacks if not isinstance(each, (LoggerDestination, CheckpointSaver))]
-        states = [(each, copy.deepcopy(each.state_dict())) for each in callbacks]
-        yield
-        state.eval_metric_values = values
-        if length is not None:
-            state.max_duration = length
-        for callback, saved in states:
-            if saved:
-                callback.load_state_dict(saved)
 
     def begin_fit(self, reset_time: bool) -> tuple[Timestamp | None, bool]:
         """Count a call of `fit`.
@@ -423,182 +402,3 @@ def _restore_computed(metrics: dict[str, Any], values: dict[str, Any]) -> None:
     for name in metrics.keys() & values.keys():
         if not metrics[name].update_called:
             metrics[name]._computed, metrics[name]._update_count = values[name], 1
-
-
-def _param_groups(state: State) -> list[dict[str, Any]]:
-    return [group for optimizer in state.optimizers for group in optimizer.param_groups]
-
-
-def _options(group: dict[str, Any]) -> dict[str, Any]:
-    """Return a copy of a parameter group without its parameters."""
-    return {
-        key: value.clone() if isinstance(value, torch.Tensor) else value
-        for key, value in group.items()
-        if key != "params"
-    }
-
-
-def _set_option(group: dict[str, Any], key: str, value: Any) -> None:
-    if isinstance(group.get(key), torch.Tensor):
-        group[key].copy_(torch.as_tensor(value))
-    else:
-        group[key] = value
-
-
-def _apply_scheduler(scheduler: Any, groups: set[int]) -> None:
-    """Apply a scheduler's current values to the parameter groups with these ids."""
-    scheduled = scheduler.optimizer.param_groups
-    if getattr(scheduler, "cycle_momentum", False) and any(id(group) in groups for group in scheduled):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that it is called outside `step`; only `get_lr` sets the momentum
-            scheduler.get_lr()
-    for group, rate in zip(scheduled, scheduler.get_last_lr(), strict=False):
-        if id(group) in groups:
-            _set_option(group, "lr", rate)
-
-
-# ---- the arguments of a run, compared with those of its checkpoint: changes take precedence ----
-
-
-def _describe_arguments(state: State, schedulers: list[str]) -> dict[str, Any]:
-    """Return the arguments of a run as plain values.
-
-    Args:
-        state: The run, before a checkpoint is loaded into it.
-        schedulers: The descriptions of the user's schedulers.
-    """
-    return {
-        "param_groups": [_plain_options(group) for group in _param_groups(state)],
-        "schedulers": schedulers,
-        "max_duration": None if state.max_duration is None else str(state.max_duration),
-        "batch_size": getattr(state.train_dataloader, "batch_size", None),
-    }
-
-
-def _plain_options(group: Mapping[str, Any]) -> dict[str, Any]:
-    options = {key: _plain(value) for key, value in group.items() if key not in ("params", "initial_lr")}
-    options["lr"] = _plain(group.get("initial_lr", group.get("lr")))  # a schedule has changed "lr" already
-    return options
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.item() if value.numel() == 1 else value.tolist()
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    value = plain_number(value)
-    return value if isinstance(value, (bool, int, float, str, type(None))) else repr(value)
-
-
-def _describe(scheduler: Any) -> str:
-    """Return the type and the arguments of a scheduler, without its progress."""
-    if inspect.isroutine(scheduler):
-        return f"{scheduler.__module__}.{scheduler.__qualname__}"
-    is_torch = isinstance(scheduler, LRScheduler)
-    values = scheduler.state_dict() if is_torch else getattr(scheduler, "__dict__", {})
-    return f"{type(scheduler).__qualname__}({_text(values)})"
-
-
-def _text(value: Any) -> str:
-    """Return the representation of a plain value; of an object, its type."""
-    if isinstance(value, Mapping):
-        parts = (f"{key}={_text(item)}" for key, item in sorted(value.items(), key=str) if key not in _PROGRESS)
-        return ", ".join(parts)
-    if isinstance(value, (list, tuple)):
-        return f"[{', '.join(map(_text, value))}]"
-    text = repr(_plain(value))
-    return type(value).__qualname__ if " at 0x" in text else text
-
-
-def _apply_changes(state: State, current: dict[str, Any], saved: dict[str, Any]) -> list[str]:
-    """Override restored values with the user's arguments, where these differ from those of the saved run.
-
-    Args:
-        state: The run, after loading.
-        current: `_describe_arguments` of this run.
-        saved: `_describe_arguments` of the saved run.
-
-    Returns:
-        A description of each change.
-    """
-    changes: list[str] = []
-    groups = _param_groups(state)
-    if len(groups) == len(current["param_groups"]) == len(saved["param_groups"]):
-        for index, group in enumerate(groups):
-            new, old = current["param_groups"][index], saved["param_groups"][index]
-            for key in sorted(new.keys() & old.keys()):
-                if new[key] != old[key]:
-                    _override(state, group, key, new[key], old[key])
-                    place = f" of parameter group {index}" if len(groups) > 1 else ""
-                    changes.append(f"{key}{place}: {old[key]} -> {new[key]}")
-    for key, name in (("max_duration", "max_duration"), ("batch_size", "batch size"), ("schedulers", "schedulers")):
-        if current[key] != saved[key] and not (key == "max_duration" and "branch_duration" in current):
-            changes.append(f"{name}: {saved[key]} -> {current[key]}")
-    return changes
-
-
-def _override(state: State, group: dict[str, Any], key: str, new: Any, old: Any) -> None:
-    if key != "lr":
-        _set_option(group, key, tuple(new) if isinstance(group[key], tuple) else new)
-        return
-    # The schedule keeps its progress: it scales the new learning rate as it scaled the old one.
-    rate = _plain(group["lr"])
-    _set_option(group, "lr", new if rate == old or not old else rate * (new / old))
-    if "initial_lr" in group:
-        group["initial_lr"] = new
-    for scheduler in with_members(state.schedulers):
-        # A scheduler has the rates of the groups of its own optimizer alone.
-        for index, scheduled in enumerate(getattr(getattr(scheduler, "optimizer", None), "param_groups", ())):
-            if scheduled is not group:
-                continue
-            for attribute, value in (("base_lrs", new), ("_last_lr", _plain(group["lr"]))):
-                if getattr(scheduler, attribute, None):
-                    getattr(scheduler, attribute)[index] = value
-
-
-class _FirstRates:
-    """The learning rates that the schedulers of a new run have set, as factors of the initial rates.
-
-    Args:
-        state: The run, before a checkpoint is loaded into it.
-    """
-
-    def __init__(self, state: State) -> None:
-        self._schedulers = list(state.schedulers)
-        self._factors = [
-            _plain(group["lr"]) / initial if (initial := _plain(group.get("initial_lr"))) else 1.0
-            for group in _param_groups(state)
-        ]
-
-    def set(self, state: State) -> None:
-        """Set the learning rates to those before the first step; the initial ones if there are other schedulers."""
-        groups = _param_groups(state)
-        are_known = len(groups) == len(self._factors) and [*map(id, self._schedulers)] == [*map(id, state.schedulers)]
-        for group, factor in zip(groups, self._factors if are_known else [1.0] * len(groups), strict=True):
-            if "initial_lr" in group:
-                _set_option(group, "lr", _plain(group["initial_lr"]) * factor)
-
-
-def _restart_schedulers(state: State, steps: int, first_rates: _FirstRates) -> None:
-    """Advance new schedulers to the current time of the run, as if they had been used from its start.
-
-    Args:
-        state: The run, after loading.
-        steps: How many times the schedulers would have been stepped.
-        first_rates: The rates to begin with.
-    """
-    first_rates.set(state)
-    for scheduler in state.schedulers:
-        rescale = getattr(scheduler, "scale_schedule", None)
-        if rescale is not None:  # a schedule of composer.optim reads the time from the state
-            scheduler.last_epoch = steps
-            now, before = state.timestamp, state.previous_timestamp
-            if before is not None and before.batches == now.batches - 1:
-                state.timestamp = before  # the loop steps before it counts the batch
-            rescale(1.0)
-            state.timestamp = now
-            continue
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that the optimizer was not stepped before, which it was
-            for _ in range(steps):
-                scheduler.step()
