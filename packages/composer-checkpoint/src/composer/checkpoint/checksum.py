@@ -40,19 +40,6 @@ try:
 except ImportError:  # there are no wheels for every platform
     from zlib import crc32
 
-__all__ = [
-    "CheckedFile",
-    "CorruptCheckpointError",
-    "Part",
-    "append_checksum",
-    "open_checked",
-    "parts_of_archive",
-    "read_saved_name",
-    "sha256_of",
-    "verify",
-    "write_all",
-]
-
 _MAGIC = b"composer-checkpoint-"
 _OF_ALL_BYTES, _OUTSIDE_PARTS = b"1 ", b"2 "  # the formats
 _DIGEST_LENGTH = 64  # hexadecimal digits of a SHA-256
@@ -151,12 +138,10 @@ class CheckedFile(NamedTuple):
     Attributes:
         file: The file, at its beginning.
         saved_as: The file name beside the checksum; None without one.
-        parts: The parts of the archive by name; None in formats other than the current one.
     """
 
     file: io.BufferedReader
     saved_as: str | None
-    parts: dict[str, Part] | None
 
 
 @contextmanager
@@ -177,19 +162,19 @@ def open_checked(path: Path) -> Iterator[CheckedFile]:
     if saved_as is None:
         _verify_archive(path)
     with open(path, "rb", buffering=0) as raw, ThreadPoolExecutor(_THREADS) as pool:
-        parts = parts_of_archive(raw, path) if version == _OUTSIDE_PARTS else None
+        parts = parts_of_archive(raw, path) if version == _OUTSIDE_PARTS else {}
         if saved_as is not None:
-            actual = _hash(raw, size - _DIGEST_LENGTH, parts or {}).hexdigest()
+            actual = _hash(raw, size - _DIGEST_LENGTH, parts).hexdigest()
             if actual != raw.read(_DIGEST_LENGTH).decode("latin-1"):
                 raise CorruptCheckpointError(path, "its checksum does not match its content")
         others, tensors = deque[tuple[str, Part]](), deque[tuple[str, Part]]()
-        for item in (parts or {}).items():
+        for item in parts.items():
             (tensors if "/data/" in item[0] else others).append(item)
         _check_parts(raw, path, others)
         raw.seek(0)
         running = [pool.submit(_check_parts, raw, path, tensors) for _ in range(_THREADS)]
         try:
-            yield CheckedFile(io.BufferedReader(raw), saved_as, parts)
+            yield CheckedFile(io.BufferedReader(raw), saved_as)
             for future in running:
                 future.result()
         finally:

@@ -17,21 +17,16 @@ from typing import IO, Any
 
 import torch
 
-from composer.checkpoint._pickle_checks import UnsafeCheckpointError, read_plain_values, refuse
 from composer.checkpoint.checksum import CorruptCheckpointError, append_checksum, read_saved_name, verify, write_all
 from composer.checkpoint.durable import atomic_write, scratch_folder, sync_file, temporary_path
 from composer.checkpoint.names import check_file_name
-from composer.checkpoint.safe_load import PlainPickler, safe_torch_load
+from composer.checkpoint.safe_load import PlainPickler, UnsafeCheckpointError, read_plain_values, safe_torch_load
 from composer.checkpoint.safetensors import read_tensors
 from composer.utils.compression import get_compressor, is_compressed_pt, is_tar
 
-__all__ = ["STATES", "check_file", "read_file", "read_outline", "write_file"]
-
 STATES = "composer_states.pt"
 """The file with the states in a checkpoint that is an archive or a folder of shards."""
-_BLOCK = 1 << 20
 _PLAIN = SimpleNamespace(__name__="pickle", Pickler=PlainPickler)
-_UNPACKED = 1 << 30, 1100  # bytes: this many, or this many times the archive; gzip reaches 1032 times
 _TAR_MODES = {"tar": "w", "tgz": "w:gz", "gz": "w:gz", "bz2": "w:bz2", "lzma": "w:xz"}
 
 
@@ -202,20 +197,11 @@ def _unpack(path: Path, name: str, plain: Path) -> None:
                 if member is None:
                     raise CorruptCheckpointError(path, f"its member {STATES!r} is not a file")
                 with member, open(plain, "wb") as target:
-                    _copy(member, target, path)
+                    shutil.copyfileobj(member, target)
         else:
             with get_compressor(name).decompress(str(path)) as stream, open(plain, "wb") as target:
-                _copy(stream, target, path)
+                shutil.copyfileobj(stream, target)
     except (tarfile.TarError, zlib.error, lzma.LZMAError, KeyError, EOFError, OSError, RecursionError) as error:
         if getattr(error, "errno", None) is not None:  # the system's error, not the archive's
             raise
         raise CorruptCheckpointError(path, f"it cannot be unpacked ({error})") from error
-
-
-def _copy(source: IO[bytes], target: IO[bytes], path: Path) -> None:
-    left = max(_UNPACKED[0], _UNPACKED[1] * path.stat().st_size)
-    while block := source.read(_BLOCK):
-        left -= len(block)
-        if left < 0:
-            raise refuse(str(path), f"more than {target.tell()} bytes in a file of {path.stat().st_size}")
-        target.write(block)

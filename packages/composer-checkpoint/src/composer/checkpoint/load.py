@@ -268,9 +268,7 @@ def read_resumption(path: str | os.PathLike[str]) -> dict[str, Any]:
     try:
         content = read_file(file)[0] if start == b"PK\x03\x04" else load_pickle(file.read_bytes(), str(file))
     except UnsafeCheckpointError as error:
-        if "add_safe_globals" not in str(error):
-            raise
-        raise UnsafeCheckpointError(f"{error} (global not in allowlist)") from error
+        raise UnsafeCheckpointError(f"{error} (global not in allowlist)", error.types) from error
     if not isinstance(content, dict):
         raise CorruptCheckpointError(file, f"it must hold a dictionary, but holds {type(content).__name__}")
     return content

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from composer.checkpoint.checksum import CorruptCheckpointError
 from composer.checkpoint.download import get_file
 from composer.checkpoint.durable import follow_link
-from composer.checkpoint.file import read_file, write_file
+from composer.checkpoint.file import STATES, read_file, write_file
 from composer.checkpoint.names import check_nonempty_path, check_path, get_save_filename, was_swapped
 from composer.checkpoint.ranks import on_each_node
 from composer.checkpoint.safe_load import check_loadable
@@ -28,7 +28,7 @@ from composer.checkpoint.selection import (
     warn_left_out,
 )
 from composer.checkpoint.sharded_tensors import gather_tensors, is_sharded, shard_tensors
-from composer.checkpoint.shards import STATES, download_run, fill_shards, is_sharded_run, read_run
+from composer.checkpoint.shards import download_run, fill_shards, is_sharded_run, read_run
 from composer.checkpoint.storage import without_password
 from composer.core import State
 from composer.core.saving import add_required_algorithms, upgrade_state_dict

@@ -1,8 +1,15 @@
-"""Loading pickles without running code from them."""
+"""Loading checkpoints without running code from them.
+
+`torch.load(weights_only=True)` does that. We allow it some harmless types, and NumPy arrays, which need a check of
+their own: NumPy trusts what a pickle says about the type of an array, and a forged type makes it take bytes of the file
+for pointers to Python objects. So the pickle is first read without loading anything, and such types are refused.
+
+Before torch 2.10, its safe loading has a known fault (CVE-2026-24747): load files of strangers with a newer torch.
+"""
 
 from __future__ import annotations
 
-import collections
+import codecs
 import datetime
 import decimal
 import fractions
@@ -11,39 +18,33 @@ import os
 import pathlib
 import pickle
 import re
-import sys
 import uuid
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
 from torch.torch_version import TorchVersion
 
-from composer.checkpoint._pickle_checks import (
-    UnsafeCheckpointError,
-    check_pickle,
-    check_torch_file,
-    check_view,
-    read_plain_values,
-)
-from composer.checkpoint.checksum import CheckedFile, CorruptCheckpointError, open_checked, parts_of_archive
+from composer.checkpoint.checksum import CorruptCheckpointError, open_checked, parts_of_archive
 from composer.checkpoint.names import check_nonempty_path
+from composer.checkpoint.sharded_tensors import is_sharded
 
-__all__ = [
-    "UnsafeCheckpointError",
-    "check_loadable",
-    "load_pickle",
-    "load_plain",
-    "safe_torch_load",
-    "unloadable",
-]
 
-_NAMES = re.compile(r"(?:GLOBAL|class|type) [`'\"]?([A-Za-z_][\w.]*\.\w+)")
+class UnsafeCheckpointError(pickle.UnpicklingError):
+    """Loading a checkpoint could run code. Nothing was loaded.
+
+    Attributes:
+        types: The full names of the types to allow; empty if that would not help.
+    """
+
+    def __init__(self, message: str, types: Iterable[str] = ()) -> None:
+        super().__init__(message)
+        self.types = sorted(set(types))
 
 
 def safe_torch_load(
@@ -65,8 +66,8 @@ def safe_torch_load(
     Raises:
         FileNotFoundError: There is no such file.
         CorruptCheckpointError: It is incomplete or modified.
-        UnsafeCheckpointError: It holds other types, which the message names; its pickle protocol is one that torch
-            does not read safely; or loading it could take time or memory out of proportion to its size.
+        UnsafeCheckpointError: It holds other types, which the message names, or its pickle protocol is one that torch
+            does not read safely.
         MemoryError: It is larger than the free memory.
     """
     if load_monolith_rank0_only:
@@ -79,7 +80,8 @@ def safe_torch_load(
     if not file.exists():
         raise FileNotFoundError(f"There is no checkpoint {str(file)!r}.")
     with open_checked(file) as checked:
-        loaded = _load(file, checked, map_location)
+        # Not by the path, where another file may be by now. Reading from a file object also releases the GIL.
+        loaded = load_plain(checked.file, str(file), map_location)
     if checked.saved_as is None and isinstance(loaded, dict) and loaded.get("has_checksum"):
         reason = (
             "the checksum at its end is missing or altered (if you have changed and saved it yourself with "
@@ -89,50 +91,151 @@ def safe_torch_load(
     return loaded
 
 
-def _load(file: Path, checked: CheckedFile, map_location: str | torch.device) -> Any:
-    check_torch_file(checked.file, str(file), checked.parts)
-    checked.file.seek(0)
-    with torch.serialization.safe_globals(_allowed()):
-        try:
-            # Not by the path, where another file may be by now. Reading from a file object also releases the GIL.
-            return torch.load(checked.file, map_location=map_location, weights_only=True)
-        except pickle.UnpicklingError as error:
-            raise _refusal(file, error) from error
-        except Exception as error:
-            if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
-                size = file.stat().st_size
-                raise MemoryError(
-                    f"The checkpoint {str(file)!r}, of {size} bytes, needs more memory than there is."
-                ) from error
-            if isinstance(error, OSError) or "CUDA" in str(error):
-                raise
-            raise CorruptCheckpointError(file, f"torch cannot read it ({str(error).partition(chr(10))[0]})") from error
-
-
-def load_plain(stream: Any, what: str) -> Any:
+def load_plain(file: IO[bytes], where: str, map_location: str | torch.device = "cpu") -> Any:
     """Load what `torch.save` wrote, running no code from it.
 
     Args:
-        stream: The bytes, read from the beginning.
-        what: A name for them, for the message.
+        file: The bytes, read from the beginning.
+        where: A name for them, for the message.
+        map_location: The device of the tensors.
 
     Raises:
         UnsafeCheckpointError: They hold types that are not allowed.
-        CorruptCheckpointError: They are damaged, or need more memory than there is.
+        CorruptCheckpointError: They are damaged.
+        MemoryError: They are larger than the free memory.
     """
-    check_torch_file(stream, what)
-    stream.seek(0)
-    with torch.serialization.safe_globals(_allowed()):
+    _check_numpy(file, where)
+    known = torch.serialization.get_safe_globals()  # what the user has allowed, which leaving the block would forget
+    with torch.serialization.safe_globals([each for each in _allowed() if each not in known]):
         try:
-            return torch.load(stream, map_location="cpu", weights_only=True)
+            file.seek(0)
+            return torch.load(file, map_location=map_location, weights_only=True)
         except pickle.UnpicklingError as error:
-            names = _listed(set(_NAMES.findall(str(error)))) or "anything but plain data"
-            raise UnsafeCheckpointError(
-                f"In a checkpoint, {what} holds {names}, whose loading could run code, so nothing was loaded.",
-                reason=f"it holds {names}",
-            ) from error
-        except (RuntimeError, EOFError, ValueError, TypeError, AttributeError, LookupError, MemoryError) as error:
-            raise CorruptCheckpointError(what, f"it cannot be read ({error})") from error
+            raise _refusal(file, where, error) from error
+        except Exception as error:
+            if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+                raise MemoryError(f"The checkpoint {where!r} needs more memory than there is.") from error
+            if isinstance(error, OSError) or "CUDA" in str(error):
+                raise
+            raise CorruptCheckpointError(where, f"torch cannot read it ({str(error).partition(chr(10))[0]})") from error
+
+
+def _check_numpy(file: IO[bytes], where: str) -> None:
+    """Check the types of NumPy arrays in what `torch.save` wrote."""
+    file.seek(0)
+    try:
+        if file.read(2) == b"PK":
+            parts = parts_of_archive(file, where)
+            file.seek(parts[next(iter(parts)).partition("/")[0] + "/data.pkl"].start)
+        else:  # before 1.6, torch wrote a number, its version and a description of the system before the content
+            file.seek(0)
+            number, _, _ = (_Outline(file).load() for _ in range(3))
+            if number != torch.serialization.MAGIC_NUMBER:
+                raise ValueError("`torch.save` has not written it")
+        _Outline(file).load()
+    except CorruptCheckpointError:
+        raise
+    except UnsafeCheckpointError as error:
+        raise UnsafeCheckpointError(f"{where!r} {error}") from None
+    except Exception as error:  # damaged pickles fail in many ways
+        raise CorruptCheckpointError(where, f"its pickle cannot be read ({error!r})") from error
+
+
+def _refusal(file: IO[bytes], where: str, error: Exception) -> UnsafeCheckpointError:
+    try:
+        file.seek(0)
+        types = torch.serialization.get_unsafe_globals_in_checkpoint(file)
+    except Exception:  # noqa: BLE001 - a file in the old format; the error's text names the type
+        types = re.findall(r"GLOBAL ([\w.]+)", str(error))
+    if types:
+        return UnsafeCheckpointError(
+            f"{where!r} holds {_listed(types)}, whose loading could run code, so nothing was loaded. If you trust the "
+            f"file, allow these types before loading: `torch.serialization.add_safe_globals([...])`. A checkpoint "
+            f"saved again with plain values (numbers, strings, tensors, lists, dicts) needs no permission.",
+            types,
+        )
+    reason = str(error).rpartition("WeightsUnpickler error:")[2].strip().partition("\n")[0]
+    return UnsafeCheckpointError(
+        f"The safe loading of torch, which is written for pickles of protocol 2 and fills no subclasses of lists and "
+        f"dicts, cannot read {where!r} ({reason}). Nothing was loaded. If you trust the file, load it with "
+        f"`torch.load(path, weights_only=False)`, and save it again with plain values."
+    )
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in sorted(set(names)))
+
+
+# ---- reading a pickle without loading it ----
+
+
+class _Placeholder:
+    """Takes the place of a class or a value that is not loaded, whatever a pickle does to it."""
+
+    def __init__(self, *args: Any) -> None: ...
+
+    __setstate__ = __setitem__ = append = add = __init__
+
+    def __call__(self, *args: Any) -> _Placeholder:
+        return self
+
+
+class _ArrayType(_Placeholder):
+    """Takes the place of `numpy.dtype`, and compares what a pickle says about a type with what NumPy says."""
+
+    code: Any
+
+    def __new__(cls, *args: Any) -> _ArrayType:
+        made = super().__new__(cls)
+        made.code = args[0] if args else None
+        if type(made.code) is not str or np.dtype(made.code).hasobject:
+            raise made.refusal()
+        return made
+
+    def __setstate__(self, state: Any) -> None:
+        # After the version there are byte order, parts, sizes and flags, and last the unit of dates, which is harmless.
+        if np.dtype(self.code).newbyteorder(state[1]).__reduce__()[2][1:8] != state[1:8]:
+            raise self.refusal()
+
+    def refusal(self) -> UnsafeCheckpointError:
+        return UnsafeCheckpointError(
+            f"holds an array of the NumPy type {self.code!r}, with parts or of objects, whose loading could run code. "
+            f"Only arrays of numbers, dates and text are loaded."
+        )
+
+
+def _rebuild_subclass(function: Any, kind: Any, args: Any, state: Any) -> Any:
+    """Call and set what torch calls and sets for a tensor of a subclass, which a file can name instead of it."""
+    made = function(*args)
+    if hasattr(made, "__setstate__"):
+        made.__setstate__(state)
+    return made
+
+
+class _Outline(pickle.Unpickler):
+    """Unpickler of plain values. Everything else becomes a placeholder: nothing is imported or called."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        full = f"{module}.{name}"
+        if full.startswith(("numpy.dtype", "numpy.ndarray")):  # pickles name `numpy.ndarray`, but never call it
+            return _ArrayType
+        known = {"collections.OrderedDict": OrderedDict, "torch._tensor._rebuild_from_type_v2": _rebuild_subclass}
+        return known.get(full, _Placeholder)
+
+    def persistent_load(self, pid: Any) -> Any:
+        return _Placeholder()
+
+
+def read_plain_values(stream: IO[bytes]) -> Any:
+    """Read the plain values of a pickle at the beginning of a stream, and no more of the stream than that.
+
+    Raises:
+        Exception: It is damaged.
+    """
+    return _Outline(stream).load()
+
+
+# ---- what may be saved ----
 
 
 def check_loadable(content: Any) -> None:
@@ -149,60 +252,30 @@ def check_loadable(content: Any) -> None:
         )
 
 
-def unloadable(content: Any) -> Iterator[tuple[str, str]]:
+def unloadable(content: Any, path: str = "") -> Iterator[tuple[str, str]]:
     """Yield the path of each value that would be refused when it is loaded again, and the reason.
 
     The content is pickled, without the data of its tensors, and loaded as a checkpoint.
     """
-    yield from _unloadable(content, "", set())
-
-
-def _unloadable(content: Any, path: str, seen: set[int]) -> Iterator[tuple[str, str]]:
-    if type(content) in _ATOMS or id(content) in seen:  # values may be shared, or contain themselves
+    if type(content) in (type(None), bool, int, float, str, bytes):
         return
-    seen.add(id(content))
-    reason, types = _refused(content)
-    if reason is None:
-        return
-    values = content if type(content) in (list, tuple) else ()
-    items: Iterable[tuple[Any, Any]] = content.items() if isinstance(content, dict) else enumerate(values)
-    refused_inside = False
-    for key, value in items:
-        for hit in _unloadable(value, f"{path}/{key}".lstrip("/"), seen):
-            refused_inside = True
-            yield hit
-    if refused_inside:
-        return
-    kind = f"a `{type(content).__module__}.{type(content).__qualname__}`"
-    if types and _refused(content, allowing=types)[0] is None:
-        yield (
-            path,
-            (
-                f"{kind}. Loading it could run code, so it is refused unless these types are allowed first: "
-                f"`torch.serialization.add_safe_globals([...])` with {_listed(types)}"
-            ),
-        )
-    else:
-        yield path, f"{kind} that cannot be loaded again: {reason}"
-
-
-def _refused(content: Any, allowing: Iterable[str] = ()) -> tuple[str | None, list[str]]:
-    """Return why a value could not be loaded, or None if it could; and which types would have to be allowed."""
-    stream = io.BytesIO()
+    stream, pickler, kind = io.BytesIO(), SimpleNamespace(__name__="pickle", Pickler=_WithoutData), type(content)
     try:
-        torch.save(content, stream, pickle_module=pickle if isinstance(content, torch.Tensor) else _WITHOUT_DATA)
-    except Exception as error:  # noqa: BLE001 - pickling runs the methods of any class
-        return f"it cannot be pickled ({error})", []
-    with torch.serialization.safe_globals([kind for name in allowing if (kind := _known(name)) is not None]):
-        try:
-            load_plain(stream, "it")
-        except (UnsafeCheckpointError, CorruptCheckpointError) as error:
-            stream.seek(0)
-            with torch.serialization.safe_globals(_allowed()):
-                return error.reason, torch.serialization.get_unsafe_globals_in_checkpoint(stream)
-        except Exception as error:  # noqa: BLE001 - types that are allowed for a trial run code of their own
-            return f"it cannot be loaded ({error})", []
-    return None, []
+        torch.save(content, stream, pickle_module=pickler)
+        load_plain(stream, path)
+        return
+    except Exception as error:  # noqa: BLE001 - both run the methods of classes that the user defines or allows
+        reason = f" that cannot be loaded again: {error}"
+        if types := getattr(error, "types", None):
+            reason = (
+                f". Loading it could run code, so it is refused unless these types are allowed first: "
+                f"`torch.serialization.add_safe_globals([...])` with {_listed(types)}"
+            )
+    items: Iterable[tuple[Any, Any]] = ()
+    if isinstance(content, (dict, list, tuple)):
+        items = content.items() if isinstance(content, dict) else enumerate(content)
+    inside = [hit for key, value in items for hit in unloadable(value, f"{path}/{key}".lstrip("/"))]
+    yield from inside or [(path, f"a `{kind.__module__}.{kind.__qualname__}`{reason}")]
 
 
 class PlainPickler(pickle.Pickler):
@@ -212,110 +285,34 @@ class PlainPickler(pickle.Pickler):
         return (deque, (list(value), value.maxlen)) if type(value) is deque else NotImplemented
 
 
-class _Pickler(PlainPickler):
-    """Pickler that writes an empty tuple in place of tensors of the common kinds."""
+class _WithoutData(PlainPickler):
+    """Pickler that writes an empty tuple in place of a tensor; other classes of tensors have to be allowed."""
 
     def reducer_override(self, value: Any) -> Any:
-        if not isinstance(value, torch.Tensor):
-            return super().reducer_override(value)
-        if value.layout is torch.strided and not value.is_meta and type(value) in _KINDS:
-            common = not value.is_nested and not value.is_quantized and value.nbytes <= value.untyped_storage().nbytes()
-        else:
-            common = type(value) in _KINDS or value.layout is torch.jagged or hasattr(value, "to_local")
-        if common:
+        kinds = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+        if isinstance(value, torch.Tensor) and (type(value) in kinds or value.is_nested or is_sharded(value)):
             return torch.Size, ((),)
-        return NotImplemented
+        return super().reducer_override(value)
 
 
-_KINDS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
-_PLAIN_TYPES = (  # of the standard library; creating one does nothing else
-    *(datetime.datetime, datetime.date, datetime.time, datetime.timedelta, datetime.timezone),
-    *(decimal.Decimal, fractions.Fraction, uuid.UUID),
-    *(pathlib.PurePosixPath, pathlib.PureWindowsPath, type(Path())),
-)
-_ATOMS = (type(None), bool, int, float, str, bytes)
-_WITHOUT_DATA = SimpleNamespace(__name__="pickle", Pickler=_Pickler)
+# ---- what may be loaded ----
 
 
-def _refusal(path: Path, error: Exception) -> Exception:
-    types = _refused_types(path, error)
-    if types is None and (protocol := _protocol_of(path)) > 2:
-        return UnsafeCheckpointError(
-            f"The file {str(path)!r} is a pickle of protocol {protocol}, which the safe loading of torch does not "
-            f"support completely: it is written for protocol 2. Nothing was loaded. If you trust the file, save it "
-            f"again: `torch.save(torch.load(path, weights_only=False), path)`."
-        )
-    if types is None:
-        reason = str(error).rpartition("WeightsUnpickler error:")[2].strip().partition("\n")[0]
-        return CorruptCheckpointError(path, f"its pickle cannot be read ({reason})")
-    unsupported = [name for name in types if name != "builtins.list" and _is_container(name)]
-    advice = (
-        "If you trust the file, allow these types before loading: `torch.serialization.add_safe_globals([...])`."
-        if not unsupported
-        else f"Allowing it would not help, as torch's safe loading does not fill {_listed(unsupported)}. If you "
-        f"trust the file, read it with `torch.load(path, weights_only=False)`, which runs its code."
-    )
-    return UnsafeCheckpointError(
-        f"The checkpoint {str(path)!r} holds {_listed(types)}, whose loading could run code, so nothing was loaded. "
-        f"{advice} A checkpoint saved again with plain values (numbers, strings, tensors, lists, dicts) needs no "
-        f"permission."
-    )
+_NUMPY = {  # the functions that build NumPy values, under the module paths of all NumPy versions
+    f"numpy.{core}.multiarray.{name}": function
+    for core in ("core", "_core")
+    for name, function in {"_reconstruct": np.zeros(0).__reduce__()[0], "scalar": np.float64(0).__reduce__()[0]}.items()
+}
 
 
-def _is_container(name: str) -> bool:
-    """Return True for a known class that an unpickler has to fill: torch's fills plain ones only."""
-    kind = _known(name)
-    return kind is not None and issubclass(kind, (dict, list, set, deque))
-
-
-def _known(name: str) -> type | None:
-    """Return a class by its full name, if its module is imported already."""
-    module, _, attribute = name.rpartition(".")
-    kind = getattr(sys.modules.get(module), attribute, None)
-    return kind if isinstance(kind, type) else None
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(f"`{name}`" for name in sorted(names))
-
-
-def _protocol_of(path: Path) -> int:
-    """Return the pickle protocol of a file that `torch.save` wrote; 0 for other files."""
-    with open(path, "rb") as file:
-        start = 0
-        if file.read(2) == b"PK":
-            parts = parts_of_archive(file, path)
-            start = next(part.start for name, part in parts.items() if name.endswith("/data.pkl"))
-        else:
-            file.seek(0)
-            if read_plain_values(file) != torch.serialization.MAGIC_NUMBER:
-                return 0
-        file.seek(start)
-        return file.read(2)[1]
-
-
-def _refused_types(path: Path, error: Exception) -> list[str] | None:
-    """Return the types that are not allowed; None if the file was refused for another reason."""
-    try:
-        types = list(torch.serialization.get_unsafe_globals_in_checkpoint(path))
-    except Exception:  # noqa: BLE001 - a file in an old format; the error's text names the type
-        types = []
-    return sorted(set(types or _NAMES.findall(str(error)))) or None
-
-
-def _allowed() -> list[Callable[..., Any] | tuple[Callable[..., Any], str]]:
-    """List the types that the state of a run holds besides tensors and plain values."""
-    allowed: list[Any] = [bytes, frozenset, deque, np.ndarray, np.dtype, TorchVersion, *_PLAIN_TYPES]
-    allowed += {type(np.dtype(code)) for code in np.typecodes["All"] if code != "O"}  # arrays of objects hold pickles
-    return [*allowed, *((function, name) for name, function in _numpy_functions().items())]
-
-
-def _numpy_functions() -> dict[str, Any]:
-    """Return the functions that build NumPy values by their names in pickles."""
-    functions = {"_reconstruct": np.zeros(0).__reduce__()[0], "scalar": np.float64(0).__reduce__()[0]}
-    # Files have the module path of the NumPy version that wrote them.
-    modules = ("numpy.core.multiarray", "numpy._core.multiarray")
-    return {f"{module}.{name}": function for module in modules for name, function in functions.items()}
+def _allowed() -> list[Any]:
+    """List the types that the state of a run holds besides tensors and plain values; creating one does nothing else."""
+    allowed: list[Any] = [bytes, frozenset, deque, np.ndarray, np.dtype, TorchVersion]
+    allowed += [datetime.datetime, datetime.date, datetime.time, datetime.timedelta, datetime.timezone]
+    allowed += [decimal.Decimal, fractions.Fraction, uuid.UUID]
+    allowed += [pathlib.PurePosixPath, pathlib.PureWindowsPath, type(Path())]
+    allowed += {type(np.dtype(code)) for code in np.typecodes["All"] if code != "O"}
+    return [*allowed, *((function, name) for name, function in _NUMPY.items())]
 
 
 def load_pickle(data: bytes, where: str) -> Any:
@@ -329,13 +326,11 @@ def load_pickle(data: bytes, where: str) -> Any:
         UnsafeCheckpointError: It holds types whose loading could run code.
         CorruptCheckpointError: It is damaged.
     """
-    check_pickle(data, where)
     try:
+        _Outline(io.BytesIO(data)).load()
         return _Unpickler(io.BytesIO(data)).load()
     except UnsafeCheckpointError as error:
-        raise UnsafeCheckpointError(f"{where!r}: {error}") from None
-    except CorruptCheckpointError as error:
-        raise CorruptCheckpointError(where, error.reason) from None
+        raise UnsafeCheckpointError(f"{where!r} {error}") from None
     except MemoryError:
         raise
     except Exception as error:  # damaged pickles fail in many ways
@@ -343,43 +338,43 @@ def load_pickle(data: bytes, where: str) -> Any:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Unpickler of an allowlist. Functions are passed as copies, so that a pickle cannot change the real ones."""
+    """Unpickler of an allowlist, without classes written in Python, whose attributes a pickle could set."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        super().__init__(file)
+        plain = (set, frozenset, complex, bytearray, range, slice)
+        self._allowed: dict[str, Any] = {
+            **{f"{module}.{kind.__name__}": kind for module in ("builtins", "__builtin__") for kind in plain},
+            **_NUMPY,
+            "numpy.ndarray": np.ndarray,
+            "numpy.dtype": np.dtype,
+            "datetime.timedelta": datetime.timedelta,
+            "collections.OrderedDict": OrderedDict,
+            "_codecs.encode": codecs.encode,
+            "torch.torch_version.TorchVersion": str,
+            "torch.storage._load_from_bytes": _load_storage,
+            "torch._utils._rebuild_tensor_v2": _rebuild_tensor,
+        }
+        for given in torch.serialization.get_safe_globals():
+            value, name = given if isinstance(given, tuple) else (given, f"{given.__module__}.{given.__qualname__}")
+            self._allowed[name] = value
 
     def find_class(self, module: str, name: str) -> Any:
-        allowed = _allowed_in_pickles().get(f"{module}.{name}")
-        if allowed is None:
-            raise UnsafeCheckpointError(
-                f"it holds `{module}.{name}`, whose loading could run code, so nothing was loaded. If you trust the "
-                f"file, allow it before loading: `torch.serialization.add_safe_globals([...])`."
-            )
-        return allowed
+        if (full := f"{module}.{name}") in self._allowed:
+            return self._allowed[full]
+        raise UnsafeCheckpointError(
+            f"holds `{full}`, whose loading could run code, so nothing was loaded. If you trust the file, allow it "
+            f"before loading: `torch.serialization.add_safe_globals([...])`."
+        )
 
 
-def _allowed_in_pickles() -> dict[str, Any]:
-    """Return the allowed types and functions by their names in pickles."""
-    allowed = _numpy_functions()
-    allowed |= {"numpy.ndarray": np.ndarray, "numpy.dtype": np.dtype, "datetime.timedelta": datetime.timedelta}
-    for kind in (set, frozenset, complex, bytearray, range, slice):
-        allowed |= {f"{module}.{kind.__name__}": kind for module in ("builtins", "__builtin__")}
-    allowed |= {"collections.OrderedDict": collections.OrderedDict, "_codecs.encode": _encode}
-    allowed |= {"torch.torch_version.TorchVersion": str, "torch.storage._load_from_bytes": _load_storage}
-    allowed |= {"torch._utils._rebuild_tensor_v2": _rebuild_tensor}
-    for given in torch.serialization.get_safe_globals():
-        value, name = given if isinstance(given, tuple) else (given, f"{given.__module__}.{given.__qualname__}")
-        allowed[name] = value
-    return allowed
+def _load_storage(content: bytes) -> torch.storage.TypedStorage:
+    storage = load_plain(io.BytesIO(content), "the data of a tensor")
+    if not isinstance(storage, torch.storage.TypedStorage):  # `_Outline` has not seen what else this could be
+        raise TypeError("a tensor has no data")
+    return storage
 
 
-def _encode(text: str, encoding: str) -> bytes:
-    return text.encode(encoding)
-
-
-def _load_storage(content: bytes) -> Any:
-    return load_plain(io.BytesIO(content), "a tensor of it")
-
-
-def _rebuild_tensor(*arguments: Any) -> torch.Tensor:
-    storage, offset, size, stride = arguments[:4]
-    check_view(storage.nbytes(), storage.element_size(), offset, size, stride, "a tensor of it")
-    rebuild: Callable[..., torch.Tensor] = torch._utils._rebuild_tensor_v2
-    return rebuild(*arguments[:4], False, collections.OrderedDict())
+def _rebuild_tensor(*arguments: Any) -> Any:
+    rebuild: Callable[..., Any] = torch._utils._rebuild_tensor_v2
+    return rebuild(*arguments[:4], False, OrderedDict())

@@ -15,6 +15,7 @@ from typing import Any, SupportsIndex, TypeVar
 
 from composer.callbacks.checkpoint_uploads import CheckpointUploads
 from composer.checkpoint.durable import UNDELIVERED, make_scratch_folder, remove_leftovers, replace_link
+from composer.checkpoint.file import STATES
 from composer.checkpoint.lease import FolderInUseError, Lease, folder_lease, live_patterns, remote_lease
 from composer.checkpoint.names import (
     MLFLOW_EXPERIMENT_ID_FORMAT_KEY,
@@ -36,7 +37,6 @@ from composer.checkpoint.safe_load import check_loadable
 from composer.checkpoint.saver import BestCheckpoints, CheckpointWriter
 from composer.checkpoint.selection import IgnoreKeys
 from composer.checkpoint.shards import (
-    STATES,
     amend_run,
     files_of_run,
     identify_run,

@@ -23,11 +23,10 @@ from composer.callbacks.checkpoint_saver import (
 from composer.checkpoint import UnsafeCheckpointError
 from composer.checkpoint.checksum import CorruptCheckpointError
 from composer.checkpoint.durable import follow_link, scratch_folder
-from composer.checkpoint.file import check_file
+from composer.checkpoint.file import STATES, check_file
 from composer.checkpoint.names import check_pattern, counts_of_name, was_swapped
 from composer.checkpoint.shards import (
     INDEX,
-    STATES,
     check_run,
     download_run,
     fetch_run,
