@@ -377,7 +377,7 @@ def build_uploaders(
         RuntimeError: Rank 0 cannot upload; there, its own error is raised.
     """
     # Such as `RemoteUploaderDownloader`, which tells by its method `serves` which URIs it uploads.
-    uploaders = [each for each in destinations if callable(getattr(each, "serves", None))]
+    uploaders: list[Any] = [each for each in destinations if callable(getattr(each, "serves", None))]
     names = list(getattr(state.profiler, "remote_filenames", ()))
     names += [getattr(callback, "remote_file_name", None) for callback in callbacks]
     uris = [name for name in names if isinstance(name, str) and is_uri(name)]
