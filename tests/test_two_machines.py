@@ -24,7 +24,7 @@ PROGRAM = Path(__file__).with_name("machine_run.py")
 SAVED, HELD = 8, 9  # the batch of the last checkpoint, and that after which a machine dies
 BATCHES = 24
 PORT = 29400  # nothing else is in a new network namespace
-SECONDS = 150.0  # to train, or to notice a loss; a launch may wait 60 s for the lease of a machine that is gone
+SECONDS = 210.0  # to train, or to notice a loss; a launch may wait 120 s for the lease of a machine that is gone
 HOSTS = "127.0.0.1 localhost\n10.9.0.1 node0\n10.9.0.2 node1\n"
 # For the processes of a launch: they cannot outlive the first one, which `--kill-child` ends with `unshare`.
 OF_ITS_OWN = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "--uts"]

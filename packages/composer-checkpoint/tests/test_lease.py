@@ -3,59 +3,59 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from filelock import FileLock
 from fsspec.implementations.memory import MemoryFileSystem
 
 from composer.checkpoint import FolderInUseError
 from composer.checkpoint import lease as leases
 from composer.checkpoint.lease import Lease, folder_lease, remote_lease
-from composer.checkpoint.storage import storage_of
+from composer.checkpoint.storage import Storage, storage_of
 
-NAME = ".composer.lease"
+NAME = ".composer.owner"
 PROGRAM = """
-import sys
-from composer.checkpoint import FolderInUseError
-from composer.checkpoint.lease import folder_lease
-folder = sys.argv[1]
-print("ready", flush=True)
+import multiprocessing, sys, time
+from composer.checkpoint.lease import FolderInUseError, folder_lease, remote_lease
+from composer.checkpoint.storage import storage_of
 for line in sys.stdin:
-    if line.strip() == "take":
-        lease = folder_lease(folder, "run", "ep{epoch}.pt")
-        try:
-            taken = lease.try_acquire()
-            while not taken:
-                taken = lease.try_acquire()
-            print("taken", flush=True)
-        except FolderInUseError as error:
-            print("refused", str(error), flush=True)
-    elif line.strip() == "check":
-        try:
-            lease.check()
-            print("held", flush=True)
-        except FolderInUseError as error:
-            print("lost", str(error), flush=True)
-    else:
-        lease.release()
-        print("released", flush=True)
+    what, *where = line.split()
+    answer = what
+    try:
+        if what == "take":
+            where = where[0]
+            make = folder_lease if "://" not in where else lambda *names: remote_lease(storage_of(where), *names)
+            lease = make(where, "run", "ep{epoch}.pt")
+            while not lease.try_acquire():
+                time.sleep(0.01)
+        elif what == "fork":
+            multiprocessing.get_context("fork").Process(target=time.sleep, args=(10,), daemon=True).start()
+        elif what == "save":
+            lease.check(saving=True)
+        else:
+            lease.release()
+    except FolderInUseError as error:
+        answer = f"refused {error}"
+    print(answer, flush=True)
 """
 
 
 class Launch:
     """Another process that takes and releases leases when told."""
 
-    def __init__(self, folder: Path) -> None:
-        command = [sys.executable, "-c", PROGRAM, str(folder)]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        assert self.process.stdout is not None
-        self.answer()
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
 
     def tell(self, what: str) -> None:
         assert self.process.stdin is not None
@@ -71,15 +71,11 @@ class Launch:
         return self.answer()
 
 
-@pytest.fixture
-def launch(tmp_path: Path) -> Iterator[Callable[[], Launch]]:
-    made: list[Launch] = []
-
-    def make() -> Launch:
-        made.append(Launch(tmp_path))
-        return made[-1]
-
-    yield make
+@pytest.fixture(scope="module")
+def launches() -> Iterator[list[Launch]]:
+    """Several processes, which tests share because each imports torch."""
+    made = [Launch() for _ in range(3)]
+    yield made
     for one in made:
         one.process.kill()
         one.process.wait()
@@ -95,143 +91,188 @@ def _clean_memory() -> Iterator[None]:
     MemoryFileSystem.pseudo_dirs[:] = [""]
 
 
-def _lease_on(folder: Path) -> Lease:
-    return folder_lease(str(folder), "run", "ep{epoch}.pt")
+@pytest.fixture(params=["folder", "store"])
+def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Storage:
+    """A folder on a disk, and one in a store; `_lease_in` makes a lease on it."""
+    monkeypatch.setattr(leases, "_SETTLE_SECONDS", 0.0)
+    return storage_of(str(tmp_path) if request.param == "folder" else "memory://bucket/run")
 
 
-def _write_of_other_host(folder: Path, seconds_ago: float) -> Path:
-    path = folder / NAME
-    path.write_text(json.dumps({"token": "t", "host": "elsewhere", "pid": 7, "since": 0, "run_name": "theirs"}))
-    then = time.time() - seconds_ago
-    os.utime(path, (then, then))
-    return path
+def _lease_in(store: Storage) -> Lease:
+    where = store.uri(NAME).rpartition("/")[0]
+    if where.startswith("file:"):
+        return folder_lease(where.removeprefix("file://"), "run", "ep{epoch}.pt")
+    return remote_lease(store, where, "run", "ep{epoch}.pt")
 
 
-def test_of_two_simultaneous_launches_exactly_one_wins(launch: Callable[[], Launch]) -> None:
-    several = [launch(), launch()]
-    for _ in range(10):
-        for one in several:
-            one.tell("take")
-        answers = [one.answer().split()[0] for one in several]
-        assert ["refused", "taken"] == sorted(answers)
-        assert "released" == several[answers.index("taken")].ask("release")
+def _write_of_other_host(store: Storage, seconds_ago: float, **more: Any) -> None:
+    record = {"token": "t", "host": "elsewhere", "pid": 7, "since": 0, "run_name": "theirs"}
+    store.write_text(NAME, json.dumps({**record, "renewed": time.time() - seconds_ago, **more}))
 
 
-def test_of_two_simultaneous_relaunches_of_a_killed_run_exactly_one_wins(launch: Callable[[], Launch]) -> None:
-    several = [launch(), launch()]
-    for _ in range(3):
-        killed = launch()
-        assert "taken" == killed.ask("take")
-        killed.process.kill()
-        os.waitid(os.P_PID, killed.process.pid, os.WEXITED | os.WNOWAIT)  # it stays a zombie
-        for one in several:
-            one.tell("take")
-        answers = [one.answer().split()[0] for one in several]
-        assert ["refused", "taken"] == sorted(answers)
-        assert "released" == several[answers.index("taken")].ask("release")
-
-
-def test_the_error_names_the_first_run(launch: Callable[[], Launch], tmp_path: Path) -> None:
-    first = launch()
-    first.ask("take")
-    rule = rf"the run 'run' on host '.+' \(process {first.process.pid}, since .+\) saves there, last heartbeat \d+ s"
-    with pytest.raises(FolderInUseError, match=rule):
-        _lease_on(tmp_path).try_acquire()
-
-
-def test_a_suspended_run_whose_lease_was_taken_over_saves_nothing_more(
-    launch: Callable[[], Launch], tmp_path: Path
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_of_two_simultaneous_launches_exactly_one_wins_and_is_named(
+    scheme: str, launches: list[Launch], tmp_path: Path
 ) -> None:
-    first = launch()
-    first.ask("take")
+    several = launches[:2]
+    for _ in range(5):
+        for one in several:
+            one.tell(f"take {scheme}{tmp_path}")
+        answers = [one.answer() for one in several]
+        assert ["refused", "take"] == sorted(answer.split()[0] for answer in answers)
+        winner = answers.index("take")
+        assert f"(process {several[winner].process.pid}, since" in answers[1 - winner]
+        assert "release" == several[winner].ask("release")
+
+
+def test_a_suspended_run_is_in_use(launches: list[Launch], tmp_path: Path) -> None:
+    first = launches[0]
+    first.ask(f"take {tmp_path}")
     os.kill(first.process.pid, signal.SIGSTOP)
-    while leases._process(first.process.pid)[1] not in "Tt":
-        time.sleep(0.01)
-    lease = _lease_on(tmp_path)
-    assert not lease.try_acquire()  # it may go on: wait for its heartbeat
-    os.utime(tmp_path / NAME, (0, 0))
-    assert lease.try_acquire()
+    rule = rf"the run 'run' on host '.+' \(process {first.process.pid}, since .+\) saves there, last renewed \d+ s"
+    with pytest.raises(FolderInUseError, match=rule):
+        folder_lease(str(tmp_path), "run", "ep{epoch}.pt").try_acquire()
     os.kill(first.process.pid, signal.SIGCONT)
 
-    assert first.ask("check").startswith("lost The run 'run' no longer saves to")
-    lease.check()
+    assert "save" == first.ask("save")
+    first.ask("release")
+
+
+def test_of_two_simultaneous_relaunches_of_a_killed_run_exactly_one_wins(
+    launches: list[Launch], tmp_path: Path
+) -> None:
+    *several, killed = launches
+    assert "take" == killed.ask(f"take {tmp_path}")
+    assert "fork" == killed.ask("fork")  # as a worker of a DataLoader, which outlives it for some seconds
+    killed.process.kill()
+    os.waitid(os.P_PID, killed.process.pid, os.WEXITED | os.WNOWAIT)  # it stays a zombie
+    for one in several:
+        one.tell(f"take {tmp_path}")
+    assert ["refused", "take"] == sorted(one.answer().split()[0] for one in several)
+
+
+def test_a_lease_without_an_owner_on_this_host_is_taken_over_at_once(store: Storage) -> None:
+    lease = _lease_in(store)
+    assert lease.try_acquire()
+    del lease
+
+    assert _lease_in(store).try_acquire()
+
+
+def test_a_run_whose_lease_was_taken_over_saves_nothing_more(store: Storage) -> None:
+    lease = _lease_in(store)
+    assert lease.try_acquire()
+    lease.check(saving=True)
+    _write_of_other_host(store, 0)
+
+    with pytest.raises(FolderInUseError, match=r"The run 'run' no longer saves to .+ 'theirs' on host 'elsewhere'"):
+        lease.check(saving=True)
     lease.release()
-    assert [] == os.listdir(tmp_path)
+    assert [NAME] == store.find()  # theirs
 
 
-def test_a_lease_of_another_host_is_taken_over_once_its_heartbeat_is_old(tmp_path: Path) -> None:
-    _write_of_other_host(tmp_path, leases.STALE_SECONDS + 1)
+def test_a_lease_of_another_host_is_taken_over_once_it_is_silent(
+    store: Storage, caplog: pytest.LogCaptureFixture
+) -> None:
+    _write_of_other_host(store, leases.STALE_SECONDS + 1)
+    lease = _lease_in(store)
 
-    assert _lease_on(tmp_path).try_acquire()
+    assert lease.try_acquire()
+    assert "'theirs' on host 'elsewhere' (process 7, since 1970" in caplog.text
+    lease.release()
+    assert [] == store.find()
 
 
-def test_a_lease_of_another_host_is_respected_once_there_is_a_heartbeat(tmp_path: Path) -> None:
-    path = _write_of_other_host(tmp_path, 30)
-    lease = _lease_on(tmp_path)
+def test_a_lease_of_another_host_is_respected_once_it_is_renewed(store: Storage) -> None:
+    _write_of_other_host(store, 30)
+    lease = _lease_in(store)
     assert not lease.try_acquire()
-    os.utime(path)
+    _write_of_other_host(store, 0)
 
     with pytest.raises(FolderInUseError, match="the run 'theirs' on host 'elsewhere'"):
         lease.try_acquire()
 
 
-def test_a_recycled_process_id_and_another_boot_are_no_obstacle(tmp_path: Path) -> None:
-    this = leases._this_process()
-    if not this["process_start"]:
-        pytest.skip("this system does not tell when a process started")
-    assert "gone" == leases._state_of({**this, "process_start": "1"})
-    assert "running" == leases._state_of(this)
-    assert ("gone" if this["machine"] else "unknown") == leases._state_of({**this, "boot": "another"})
-    assert "unknown" == leases._state_of({**this, "namespace": "pid:[1]"})
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"renewed": 1e12}'])
+def test_a_record_without_a_usable_time_is_watched(
+    content: str, store: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.write_text(NAME, content)
+    lease = _lease_in(store)
+    assert not lease.try_acquire()
+    monkeypatch.setattr(leases, "STALE_SECONDS", -1e13)
 
-
-def test_a_damaged_lease_is_judged_by_its_age(tmp_path: Path) -> None:
-    path = tmp_path / NAME
-    path.write_text("")
-    assert not _lease_on(tmp_path).try_acquire()
-    os.utime(path, (0, 0))
-
-    assert _lease_on(tmp_path).try_acquire()
-
-
-def test_a_lease_that_is_not_utf8_is_judged_by_its_age_on_any_store(tmp_path: Path) -> None:
-    (tmp_path / NAME).write_bytes(b"\xff{}")
-    storage = storage_of("memory://bucket/run")
-    filesystem, root = storage._filesystem()
-    filesystem.pipe_file(f"{root}/{NAME}", b"\xff{}")
-    for lease in (_lease_on(tmp_path), remote_lease(storage, "memory://bucket/run", "run", "ep{epoch}.pt")):
-        assert not lease.try_acquire()
-        lease.place.stale_seconds = -1.0
-        assert lease.try_acquire()
-        lease.release()
-
-    assert ([], []) == (os.listdir(tmp_path), storage.find())
-
-
-def test_a_lease_that_somebody_removed_is_made_again(tmp_path: Path) -> None:
-    lease = _lease_on(tmp_path)
     assert lease.try_acquire()
-    (tmp_path / NAME).unlink()
-    lease.check()
-
-    assert (tmp_path / NAME).exists()
 
 
-def test_on_a_remote_store_too_the_second_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    storage = storage_of("memory://bucket/run")
-    first = remote_lease(storage, "memory://bucket/run", "run", "ep{epoch}.pt")
+def test_a_lock_that_another_host_holds_is_awaited_and_respected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a file server with common locks, which keeps those of a host that has died for a while."""
+    _write_of_other_host(storage_of(str(tmp_path)), 30)
+    with FileLock(tmp_path / ".composer.lock"):
+        lease = folder_lease(str(tmp_path), "run", "ep{epoch}.pt")
+        assert not lease.try_acquire()
+        monkeypatch.setattr(leases, "STALE_SECONDS", 0.0)
+        with pytest.raises(FolderInUseError, match=r"'elsewhere'.+if its host is gone, remove '.+\.composer\.lock'"):
+            lease.try_acquire()
+    assert lease.try_acquire()
+
+
+def test_without_locks_in_the_file_system_the_record_decides(store: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: Any, **arguments: Any) -> None:
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr(FileLock, "acquire", fail)
+    first = _lease_in(store)
     assert first.try_acquire()
-    content = json.loads(storage.read_text(NAME))
-    storage.write_text(NAME, json.dumps({**content, "host": "elsewhere"}))
-    second = remote_lease(storage, "memory://bucket/run", "run", "ep{epoch}.pt")
+    leases._HELD.clear()  # as in another process
+    second = _lease_in(store)
     assert not second.try_acquire()
-    first._renew()
-    content = json.loads(storage.read_text(NAME))
-    storage.write_text(NAME, json.dumps({**content, "host": "elsewhere"}))
-
-    with pytest.raises(FolderInUseError, match="last heartbeat"):
+    first.check(saving=True)
+    with pytest.raises(FolderInUseError, match="the run 'run'"):
         second.try_acquire()
     first.release()
     assert second.try_acquire()
-    second.release()
-    assert [] == storage.find()
+
+
+def test_a_record_that_somebody_removed_is_made_again(store: Storage) -> None:
+    lease = _lease_in(store)
+    assert lease.try_acquire()
+    store.delete(NAME)
+    lease.check(saving=True)
+
+    assert [NAME] == [name for name in store.find() if not name.endswith(".lock")]
+
+
+def test_a_store_that_removes_nothing_keeps_a_record_that_blocks_nobody(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(leases, "_SETTLE_SECONDS", 0.0)
+    store = storage_of("memory://bucket/run")
+
+    def refuse(name: str) -> None:
+        raise PermissionError(name)
+
+    store.delete = refuse  # type: ignore[method-assign]
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            lease = _lease_in(store)
+            assert lease.try_acquire()
+            lease.release()
+    assert [NAME] == store.find()
+    assert "" == caplog.text
+
+
+def test_within_one_process_only_an_active_lease_excludes_another(store: Storage) -> None:
+    first, second = _lease_in(store), _lease_in(store)
+    assert first.try_acquire()
+    first.active = True
+    with pytest.raises(FolderInUseError, match="another Trainer of this process"):
+        second.try_acquire()
+    first.active = False
+    assert second.try_acquire()
+
+    with pytest.raises(FolderInUseError, match="another Trainer of this process has taken over"):
+        first.check()
+    assert first.try_acquire()

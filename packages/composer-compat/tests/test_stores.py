@@ -172,7 +172,6 @@ def test_a_store_without_fsspec_is_a_storage(kind: str, make_store: Callable[...
     assert "latest.symlink" in storage.list()
     assert "a" not in storage.list()
     assert storage.write_new_text("b", "x") is None
-    assert storage.seconds_since_written("old/a") is None
     with pytest.raises(PermissionError, match="cannot be removed"):
         storage.delete("old/a")
 

@@ -34,7 +34,7 @@ class Outage(Callback):
         self.server._server.app = self.answer
 
     def answer(self, environ: dict[str, str], start_response: Any) -> Any:
-        if environ["REQUEST_METHOD"] != "PUT" or ".lease" in environ["PATH_INFO"]:
+        if environ["REQUEST_METHOD"] != "PUT" or ".owner" in environ["PATH_INFO"]:
             return self.works(environ, start_response)
         if self.stores_it:  # only the answer is lost
             list(self.works(environ, lambda *args: None))

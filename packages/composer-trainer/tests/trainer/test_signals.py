@@ -119,8 +119,8 @@ def test_the_last_message_has_a_line_of_its_own_beside_a_bar(make_trainer: MakeT
 
 
 def saved_in(folder: Path) -> list[str]:
-    """List the checkpoints; a process that is ended at once leaves its lease, which the next launch takes over."""
-    return sorted(name for name in os.listdir(folder) if not name.endswith(".lease"))
+    """List the checkpoints; a process that is ended at once leaves the files of its lease."""
+    return sorted(name for name in os.listdir(folder) if not name.startswith(".composer"))
 
 
 def test_a_second_interrupt_leaves_at_once(make_trainer: MakeTrainer, tmp_path: Path) -> None:

@@ -289,23 +289,6 @@ class Storage:
         except (NotImplementedError, ValueError, StorageError):
             return None  # a plain write raises the error
 
-    def seconds_since_written(self, name: str) -> float | None:
-        """Return the age of a file by the clock of the store; None if unknown."""
-        if self._is_object_store:
-            return None
-        probe = f".composer-probe-{secrets.token_hex(4)}"
-
-        def modified(name: str) -> float:
-            return self._do("look up", name, lambda filesystem, path: float(filesystem.modified(path).timestamp()))
-
-        try:
-            self.write_text(probe, "")
-            now = modified(probe)
-            self.delete(probe)
-            return now - modified(name)
-        except (OSError, NotImplementedError, AttributeError, KeyError, TypeError):
-            return None
-
     def delete(self, name: str) -> None:
         """Remove a file. A missing one is not an error: the reply to an earlier attempt may have been lost.
 

@@ -16,7 +16,7 @@ from typing import Any, SupportsIndex, TypeVar
 from composer.callbacks.checkpoint_uploads import CheckpointUploads
 from composer.checkpoint.durable import UNDELIVERED, make_scratch_folder, remove_leftovers, replace_link
 from composer.checkpoint.file import STATES
-from composer.checkpoint.lease import FolderInUseError, Lease, folder_lease, live_patterns, remote_lease
+from composer.checkpoint.lease import FolderInUseError, Lease, folder_lease, is_shared, remote_lease
 from composer.checkpoint.names import (
     MLFLOW_EXPERIMENT_ID_FORMAT_KEY,
     MLFLOW_RUN_ID_FORMAT_KEY,
@@ -87,18 +87,15 @@ class CheckpointSaver(Callback):
     too. Until then the files are kept locally. A permanent failure, such as a missing permission or a file
     that may not be replaced, is raised at the next batch.
 
-    From the construction of the Trainer to the end of `fit`, a hidden file in the folder, a lease, records which
-    process saves there. Another launch that would write the same files raises a `FolderInUseError` that names that
-    process. Runs of other names may use the folder if `filename` includes `{run_name}`. A lease expires:
+    From the construction of the Trainer to the end of `fit`, the folder is locked, and a hidden file names the run, its
+    host and process. Another launch that would write the same files raises a `FolderInUseError` that names them. Runs
+    of other names may use the folder if `filename` includes `{run_name}`.
 
-    - If its process has ended (killed or not) on the same host, it is taken over immediately.
-    - A process on another host, in another container, or suspended has 60 seconds from its last heartbeat (every 10
-      seconds; on remote stores 120 and 20). A launch logs that it waits for that. If the process continues later, its
-      next save raises a `FolderInUseError`.
+    - The lock ends with its process, so a relaunch on the same host starts at once.
+    - A launch on another host takes the folder over if the file was not renewed for 120 seconds, and waits for that. A
+      run renews it when batches end, every 20 seconds, and with each save. If it continues after it lost the folder,
+      its next batch or save raises a `FolderInUseError`. The clocks of the hosts should agree within some seconds.
     - Within one process, only a Trainer that is training excludes another one.
-
-    On remote stores without conditional writes, and for takeovers on all of them, a launch writes the lease, waits a
-    second, and reads which was written last. Two simultaneous launches may both start; one stops at its next heartbeat.
 
     A run removes only its own checkpoints: those in its folder that have its name pattern and record its name. They are
     found there when the run starts, wherever the folder was moved or copied from.
@@ -273,7 +270,7 @@ class CheckpointSaver(Callback):
     def reserve(self, state: State, delivery_timeout: float = 60.0) -> None:
         """Take the lease on the save folder, so that no other run writes the same files. Call it on every rank.
 
-        A lease that another host took recently is watched for a while; see `composer.checkpoint.lease`.
+        This waits while nobody can tell whether a run on another host is alive; see `composer.checkpoint.lease`.
 
         Args:
             state: The run.
@@ -295,7 +292,8 @@ class CheckpointSaver(Callback):
                 try:
                     if self._lease is None:
                         self._check_places(state)
-                    outcome = [self._try_reserve(state, limit)]
+                        self._lease = self._lease_of(state, limit)
+                    outcome = [self._try_reserve(self._lease, state, limit)]
                 except Exception as error:  # noqa: BLE001 - raised on every rank
                     problem, outcome = error, [(isinstance(error, FolderInUseError), f"{error}")]
             dist.broadcast_object_list(outcome, src=0)
@@ -307,21 +305,16 @@ class CheckpointSaver(Callback):
             if outcome[0]:
                 in_use, text = outcome[0]
                 raise FolderInUseError(text) if in_use else RuntimeError(f"Rank 0 cannot save: {text}")
-
-    def _try_reserve(self, state: State, limit: float) -> bool:
-        """Try for some seconds to take the lease; return True if it was taken."""
-        if self._lease is None:
-            self._lease = self._lease_of(state, limit)
-        for _ in range(5):
-            try:
-                acquire = self._lease.try_acquire
-                if acquire() if self._uri is None else call_store_with_timeout(self._folder_of(state), acquire, limit):
-                    return True
-            except OSError as error:  # without permission to write, the save fails, too, with an explanation
-                log.warning("No lease on %s could be taken, so another run may use it, too: %s", self.folder, error)
-                return True
             time.sleep(1.0)
-        return False
+
+    def _try_reserve(self, lease: Lease, state: State, limit: float) -> bool:
+        try:
+            if self._uri is None:
+                return lease.try_acquire()
+            return call_store_with_timeout(self._folder_of(state), lease.try_acquire, limit)
+        except OSError as error:  # without permission to write, the save fails, too, with an explanation
+            log.warning("No lease on %s could be taken, so another run may use it, too: %s", self.folder, error)
+            return True
 
     def _lease_of(self, state: State, limit: float) -> Lease:
         where = self._folder_of(state)
@@ -499,7 +492,11 @@ class CheckpointSaver(Callback):
                 )
         _raise_on_all_ranks(problem)
         if dist.get_global_rank() == 0:
-            for name in remove_leftovers(Path(folder), self._is_left_over(Path(folder), state)):
+            own = checkpoint_pattern(state, self.filename).filename.replace("{run_name}", state.run_name)
+            shared = is_shared(Path(folder))  # runs of other names may be writing other files now
+            for name in remove_leftovers(
+                Path(folder), lambda name: not shared or counts_of_name(name, own) is not None
+            ):
                 log.info("Removed %s, which a process that was killed while saving left in %s.", name, folder)
 
     def _check_store(self, state: State, names: PartialFilePath) -> None:
@@ -523,17 +520,10 @@ class CheckpointSaver(Callback):
             raise FileExistsError(f"`{where}/{pattern}` exists already.")
         ensure_folder_has_no_conflicting_files(where, pattern, state.timestamp, existing)
 
-    def _is_left_over(self, folder: Path, state: State) -> Callable[[str], bool]:
-        """Return a function that returns True for the final name of a file that no process is writing."""
-        if not live_patterns(folder, self._lease if self._uri is None else None):
-            return lambda name: True
-        own = checkpoint_pattern(state, self.filename).filename.replace("{run_name}", state.run_name)
-        return lambda name: counts_of_name(name, own) is not None
-
     def batch_checkpoint(self, state: State, logger: Logger) -> None:
         self._writer.check()
         if self._lease is not None:
-            self._lease.check_lost()
+            self._lease.check()
         if self.remote_uploader is not None:
             with self._keeping_files_on_upload_error():
                 self.remote_uploader.check()
@@ -628,7 +618,7 @@ class CheckpointSaver(Callback):
                     uploader.close()
         finally:
             if lease is not None:
-                lease.release(wait=uploader is None or not uploader.failing)
+                lease.release()
 
     # ---- saving ----
 
@@ -669,7 +659,7 @@ class CheckpointSaver(Callback):
         """Save now, under the names that `_format_names` gives now or has given. Call it on every rank."""
         self._writer.wait()  # the previous one is ranked and linked when it is complete
         if self._lease is not None:
-            self._lease.check()
+            self._lease.check(saving=True)
         self.last_checkpoint_batch = state.timestamp.batch
         self._last_fingerprint, self._evaluated = _fingerprint(state), False
         names = self._format_names(state) if names is None else names
