@@ -1,9 +1,5 @@
 """Save and load runs and weights, with or without a Trainer."""
 
-from pkgutil import extend_path
-
-__path__ = extend_path(__path__, __name__)  # editable installs keep the parts in different directories
-
 from composer.checkpoint.checksum import CorruptCheckpointError
 from composer.checkpoint.download import download_monolithic_checkpoint
 from composer.checkpoint.export import export_safetensors, load_safetensors

@@ -376,12 +376,12 @@ def build_uploaders(
     Raises:
         RuntimeError: Rank 0 cannot upload; there, its own error is raised.
     """
-    # Such as `RemoteUploaderDownloader`, which tells by its method `serves` which URIs it uploads.
-    uploaders: list[Any] = [each for each in destinations if callable(getattr(each, "serves", None))]
+    # A logger such as `RemoteUploaderDownloader` tells by its method `serves` which URIs it uploads.
+    uploaders = [serves for each in destinations if callable(serves := getattr(each, "serves", None))]
     names = list(getattr(state.profiler, "remote_filenames", ()))
     names += [getattr(callback, "remote_file_name", None) for callback in callbacks]
     uris = [name for name in names if isinstance(name, str) and is_uri(name)]
-    uris = [uri for uri in uris if not any(uploader.serves(uri) is True for uploader in uploaders)]
+    uris = [uri for uri in uris if not any(serves(uri) is True for serves in uploaders)]
     check_uris(uris, state.run_name)
     return [RemoteFiles(uris)] if uris else []
 
