@@ -40,7 +40,7 @@ from composer.core import ComposerError
 
 log = logging.getLogger(__name__)
 
-RENEW_SECONDS = 20.0
+RENEW_SECONDS = 30.0
 STALE_SECONDS = 120.0  # a file server keeps the locks of a dead host for up to 90 s (NFS 4)
 _SETTLE_SECONDS = 1.0  # until the write of a competitor is visible
 _PATIENCE_SECONDS = 5.0  # to wait for a store that hangs

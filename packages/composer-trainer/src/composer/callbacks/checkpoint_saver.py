@@ -93,7 +93,7 @@ class CheckpointSaver(Callback):
 
     - The lock ends with its process, so a relaunch on the same host starts at once.
     - A launch on another host takes the folder over if the file was not renewed for 120 seconds, and waits for that. A
-      run renews it when batches end, every 20 seconds, and with each save. If it continues after it lost the folder,
+      run renews it when batches end, every 30 seconds, and with each save. If it continues after it lost the folder,
       its next batch or save raises a `FolderInUseError`. The clocks of the hosts should agree within some seconds.
     - Within one process, only a Trainer that is training excludes another one.
 
