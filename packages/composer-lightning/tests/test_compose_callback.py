@@ -584,7 +584,7 @@ def test_a_training_step_that_draws_its_batches_is_refused() -> None:
 def test_manual_optimization_and_endless_runs_are_refused() -> None:
     net = Net()
     net.automatic_optimization = False
-    with pytest.raises(ValueError, match=r"`automatic_optimization` must be True.*composer\.core\.HostedRun"):
+    with pytest.raises(ValueError, match=r"`automatic_optimization` must be True.*composer\.loop\.HostedRun"):
         refused(ComposeCallback([]), module=net)
     with pytest.raises(ValueError, match="`max_epochs` or `max_steps` must be set"):
         refused(ComposeCallback([]), module=Net(), max_epochs=-1)
