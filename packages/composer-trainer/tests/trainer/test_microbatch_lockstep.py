@@ -19,7 +19,7 @@ from composer.models import ComposerModel
 from composer.testing import deep_compare, run_on_ranks
 from composer.trainer import Trainer, construction
 from composer.trainer.microbatch import DistributedMicrobatchSearch
-from composer.trainer.options import DataOptions
+from composer.trainer.options import Arguments
 from composer.trainer.ranks import DataParallel
 from composer.trainer.settings import RunSettings
 from composer.utils import dist
@@ -285,7 +285,7 @@ def failures() -> dict[str, str]:
         state = State(model=(model := Hungry()))
         state.fsdp_config = FSDP2Config()
         settings = RunSettings(state, model, DataParallel(None, TIMEOUT))
-        options = DataOptions(
+        options = Arguments(
             train_dataloader=batches_of(HALVES[0]),
             train_dataloader_label="train",
             train_subset_num_batches=-1,
