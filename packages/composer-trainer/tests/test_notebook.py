@@ -75,11 +75,12 @@ CELLS = {
             logged.close()
     """,
     "skipping": """
-        from composer.trainer.resume import skip
+        from composer.trainer.resume import loader
+        from tqdm import tqdm
 
-        skip._PROGRESS_DELAY_SECONDS = 0
-        for _ in skip.progress(range(100), "Skipping batches", 100):
-            pass
+        loader.tqdm = lambda *args, **options: tqdm(*args, **{**options, "delay": 0})
+        loader._log.disabled = True
+        loader._skip(range(200), 100, None)
     """,
     "download": """
         from composer.checkpoint.storage import showing_progress
