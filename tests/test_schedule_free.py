@@ -194,6 +194,7 @@ class OverflowsOnce(Callback):
         self.steps.append(state.optimizers[0].param_groups[0]["k"])
 
 
+@pytest.mark.filterwarnings("ignore:The warmup of `ScheduleFree` takes 4 batches")  # longer than three batches
 @pytest.mark.parametrize("make", [sgd, library])
 def test_a_step_that_overflows_is_skipped(make: Make) -> None:
     watch = OverflowsOnce()
