@@ -8,7 +8,7 @@ import struct
 import tarfile
 import warnings
 import zipfile
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
@@ -286,3 +286,16 @@ def test_sparse_tensors_load(tmp_path: Path) -> None:
     loaded = safe_torch_load(tmp_path / "a.pt")
 
     assert loaded["sparse"].to_dense().tolist() == loaded["rows"].to_dense().tolist() == torch.eye(3).tolist()
+
+
+def test_what_the_user_has_allowed_stays_allowed(tmp_path: Path) -> None:
+    torch.save({"step": 1}, tmp_path / "file.pt")
+    before = torch.serialization.get_safe_globals()
+    try:
+        torch.serialization.add_safe_globals([deque])
+        safe_torch_load(tmp_path / "file.pt")
+
+        assert deque in torch.serialization.get_safe_globals()
+    finally:
+        torch.serialization.clear_safe_globals()
+        torch.serialization.add_safe_globals(before)
