@@ -101,7 +101,7 @@ def _trained(model: ComposerModel, batches: Any, device: torch.device, **argumen
         precision="amp_bf16",
         callbacks=callback,
         seed=0,
-        console_stream=io.StringIO(),
+        console_stream=io.StringIO() if arguments.get("progress_bar") else "stderr",
         **{"progress_bar": False, **arguments},
     )
     trainer.fit()

@@ -57,7 +57,7 @@ def _watched(batches: Batches, make: Make) -> float:
             max_duration="1ep",
             optimizers=make_optimizer(model),
             device="cpu",
-            console_stream=io.StringIO(),
+            console_stream=io.StringIO() if arguments.get("progress_bar") else "stderr",
             seed=0,
             **arguments,
         )

@@ -100,7 +100,7 @@ def run_trainer(batches: Batches, **arguments: Any) -> None:
             "optimizers": make_optimizer(model),
             "device": "cpu",
             "progress_bar": False,
-            "console_stream": io.StringIO(),
+            "console_stream": io.StringIO() if arguments.get("progress_bar") else "stderr",
             "seed": 0,
             **arguments,
         }

@@ -57,6 +57,7 @@ def done_by(body: str) -> Callable[[Callable[_Given, None]], Callable[_Given, No
 
         @wraps(declared)
         def method(*given: Any, **named: Any) -> None:
+            declared(*given, **named)  # does nothing, but raises Python's own error for wrong arguments
             bound = signature.bind(*given, **named)
             bound.apply_defaults()
             trainer = bound.arguments.pop("self")
