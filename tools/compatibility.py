@@ -16,8 +16,6 @@ from tools import matrix
 from tools.gpu import gpu_tests
 from tools.workspace import PREFIX, ROOT, Package, Workspace
 
-__all__ = ["compatibility"]
-
 _PINNED = ROOT / "tools" / "constraints" / "pinned.txt"
 _HEAD = """---
 hide: [toc]

@@ -24,8 +24,6 @@ from unittest.mock import Mock
 from tools.readme_blocks import Block, blocks
 from tools.workspace import ROOT
 
-__all__ = ["assumed_names", "docstring_blocks", "fenced", "is_python", "programs", "run"]
-
 _LITERAL = re.compile(r"^(?P<indent> *)(?P<text>\S.*)?::\n\n(?P<code>(?:(?P=indent) +\S.*(?:\n|\Z)|\n)+)", re.MULTILINE)
 
 

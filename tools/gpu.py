@@ -25,8 +25,6 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
-__all__ = ["bundle", "gpu_tests", "main", "pytest_collection_modifyitems", "run"]
-
 _ROOT = Path(__file__).parent.parent
 _NEED_GPU = ("mark.gpu", "AlgorithmContract", "DatasetTransformContract")
 _PRESENT = ("torch", "torchvision", "torchmetrics", "numpy", "pytest", "pillow")  # and what these need

@@ -20,8 +20,6 @@ from composer.evidence.study import AA
 from composer.evidence.task import load_task
 from tools.workspace import ROOT, Workspace
 
-__all__ = ["BEGIN", "END", "documents", "main", "written"]
-
 BEGIN = "<!-- measured: written by `python -m tools.measured` -->\n"
 END = "<!-- end of measured -->\n"
 _HEADING = "## Measured\n"

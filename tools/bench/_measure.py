@@ -13,18 +13,6 @@ from typing import TypeVar
 
 import torch
 
-__all__ = [
-    "QUANTILES",
-    "TimedBatches",
-    "interleaved",
-    "keep_memory",
-    "low",
-    "machine",
-    "median_difference",
-    "spread",
-    "timed",
-]
-
 Result = TypeVar("Result")
 Batch = TypeVar("Batch")
 

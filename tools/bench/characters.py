@@ -28,8 +28,6 @@ from composer.models import ComposerModel
 from composer.optim import CosineAnnealingWithWarmupScheduler
 from tools.bench._measure import interleaved, machine, spread
 
-__all__ = ["SEEDS", "batches", "groups", "loss_of", "main", "make_model", "mean_with_interval"]
-
 LENGTH, _BATCH = 64, 32
 # The first guess of each setting, and the values that are tried; one factor lies between neighbors.
 _FIRST = {"lr": 4e-3, "weight_decay": 0.1, "warmup": 0.1}

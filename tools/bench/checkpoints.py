@@ -20,8 +20,6 @@ from composer.checkpoint.saver import CheckpointWriter
 from tools.bench._measure import interleaved, machine, spread, timed
 from tools.bench.overhead import Batches, Plain
 
-__all__ = ["main"]
-
 _WIDTH = 7000  # a layer of 7000 x 7000 takes 196 MB
 
 

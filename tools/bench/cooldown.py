@@ -24,8 +24,6 @@ from composer.optim import CosineAnnealingWithWarmupScheduler, WarmupStableDecay
 from tools.bench._measure import machine
 from tools.bench.characters import SEEDS, batches, groups, loss_of, make_model, mean_with_interval
 
-__all__ = ["main"]
-
 _CHOSEN_ON, _REPORTED = 1, 2  # parts of the text
 _TUNING_SEEDS = (100, 101)
 _GRID = (2e-3, 4e-3, 8e-3)

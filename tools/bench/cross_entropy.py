@@ -15,8 +15,6 @@ import torch.nn.functional as F
 from composer.functional import compute_chunked_cross_entropy
 from tools.bench._measure import interleaved, machine, spread, timed
 
-__all__ = ["main"]
-
 Loss = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 

@@ -21,8 +21,6 @@ from composer.models import ComposerClassifier, ComposerModel
 from tools.bench._measure import TimedBatches, interleaved, low, machine
 from tools.bench.overhead import Batches, Plain, make_batches, make_network
 
-__all__ = ["main"]
-
 _LARGE_STEPS = 30  # steps of the large network
 
 

@@ -27,8 +27,6 @@ from tools.bench.overhead import (
     steps_of,
 )
 
-__all__ = ["main"]
-
 _TENSORS = 20_000
 _MANY_STEPS, _FEW_STEPS = 400, 20
 

@@ -18,8 +18,6 @@ from composer.loop import HostedRun
 from tools.bench._measure import QUANTILES, TimedBatches, interleaved, low, machine, timed
 from tools.bench.overhead import Batches, make_batches, make_network, make_optimizer, steps_of
 
-__all__ = ["main"]
-
 _AIM = 10.0  # microseconds
 
 

@@ -24,8 +24,6 @@ from composer.datasets.image_writer import WriteOptions, folder_source, write_im
 from composer.datasets.loader import ResumableDataLoader
 from tools.bench._measure import interleaved, keep_memory, machine, spread, timed
 
-__all__ = ["main"]
-
 _BATCH, _SIZE, _QUALITY = 128, 224, 90
 
 

@@ -15,8 +15,6 @@ from tools.bench._measure import interleaved, machine, spread
 from tools.readme_blocks import script
 from tools.workspace import ROOT
 
-__all__ = ["main", "readme_imports"]
-
 # The peak is `VmHWM`: `ru_maxrss` of a new process begins at the memory of the process that started it.
 _PROGRAM = """
 import sys

@@ -15,8 +15,6 @@ from composer.datasets.image_transform import ImageTransform
 from composer.datasets.synthetic import synthetic_images
 from tools.bench._measure import interleaved, machine, spread, timed
 
-__all__ = ["main"]
-
 _BATCH = 512
 _MEAN, _STD = (125.307, 122.950, 113.865), (62.993, 62.089, 66.705)
 

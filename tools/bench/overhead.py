@@ -15,18 +15,6 @@ from composer import Trainer
 from composer.models import ComposerClassifier, ComposerModel
 from tools.bench._measure import QUANTILES, TimedBatches, interleaved, low, machine, spread, timed
 
-__all__ = [
-    "Batches",
-    "Plain",
-    "bare_loop",
-    "main",
-    "make_batches",
-    "make_network",
-    "make_optimizer",
-    "run_trainer",
-    "steps_of",
-]
-
 Batch = tuple[torch.Tensor, torch.Tensor]
 
 

@@ -19,8 +19,6 @@ from composer.algorithms.sequence_packing import SequencePacking, pack_sequences
 from composer.models import HuggingFaceModel
 from tools.bench._measure import interleaved, machine, spread, timed
 
-__all__ = ["main"]
-
 _VOCABULARY, _LENGTH, _BATCH = 512, 256, 32
 
 

@@ -18,8 +18,6 @@ import griffe
 
 from tools.docstring_blocks import fenced
 
-__all__ = ["Examples", "imports", "with_imports"]
-
 _IMPORTS = (ast.Import, ast.ImportFrom)
 
 

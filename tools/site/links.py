@@ -9,8 +9,6 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-__all__ = ["Checked", "check"]
-
 _LOADED = {
     "audio": "src",
     "embed": "src",

@@ -8,8 +8,6 @@ from html import escape
 
 from composer.core import Algorithm, Event
 
-__all__ = ["EVALUATION", "FIT", "PREDICTION", "Loop", "diagram"]
-
 
 @dataclass(frozen=True)
 class Loop:

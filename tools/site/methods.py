@@ -14,8 +14,6 @@ from composer.evidence.task import load_task
 from tools import pairs
 from tools.workspace import Workspace
 
-__all__ = ["MODELS", "acting", "page"]
-
 _HEAD = """---
 hide: [toc]
 ---

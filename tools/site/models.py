@@ -16,8 +16,6 @@ from tools.site.api import PublicName, page_of_module
 from tools.site.examples import with_imports
 from tools.workspace import Package, Workspace
 
-__all__ = ["models", "page"]
-
 _HEAD = """# Models
 
 Each has its loss and its metrics, and trains in the Trainer or in your own loop. Any other module does, too: see

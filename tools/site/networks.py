@@ -14,8 +14,6 @@ from torch import nn
 from composer import models
 from composer.models import ComposerClassifier, ComposerModel, HuggingFaceModel
 
-__all__ = ["EXAMPLES", "Block", "Example", "blocks", "picture"]
-
 _ENOUGH = 6  # blocks; fewer are unfolded
 _LONGEST = 4.5  # length of a bar, in the unit of the style sheet
 

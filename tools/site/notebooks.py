@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Rendered", "render"]
-
 _LIMITS = ["--ExecutePreprocessor.timeout=600", "--ExecutePreprocessor.startup_timeout=300"]  # seconds of a cell
 
 _PICTURE = re.compile(r"!\[\w+\]\((?P<file>[^)\s]+_(?P<cell>\d+)_\d+\.\w+)\)")  # as nbconvert names it

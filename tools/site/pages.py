@@ -10,8 +10,6 @@ from pathlib import Path
 from tools.site.api import page_of_module
 from tools.workspace import ROOT, Package, Workspace
 
-__all__ = ["card", "changelogs", "finished", "navigation", "places", "readable", "rewritten"]
-
 _SITE = Path(__file__).parent
 _DOCUMENTS = ("README.md", "MIGRATING.md", "HOSTS.md", "CHANGELOG.md")
 _FENCED = re.compile(r"^(?P<indent> *)```.*?^(?P=indent)```$", re.MULTILINE | re.DOTALL)

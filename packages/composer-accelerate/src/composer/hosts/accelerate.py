@@ -36,8 +36,6 @@ from composer.models.base import total_loss
 from composer.utils import get_device
 from composer.utils.misc import needs_closure
 
-__all__ = ["AcceleratedRun"]
-
 _PRECISIONS = {"no": Precision.FP32, "bf16": Precision.AMP_BF16, "fp16": Precision.AMP_FP16}
 _REFUSED = {
     DistributedType.DEEPSPEED: "DeepSpeed steps inside `accelerator.backward` and keeps parameters of its own",

@@ -14,8 +14,6 @@ from composer.core import Callback, State, Time, TimeUnit
 from composer.loggers import DeferredValue, Logger
 from composer.utils import local_part, unwrapped_model
 
-__all__ = ["ActivationMonitor", "compute_kurtosis"]
-
 _FEWEST_BATCHES = 10
 
 

@@ -11,8 +11,6 @@ from composer.core import Callback, State, Time, Timestamp, TimeUnit, ensure_tim
 from composer.loggers import Logger
 from composer.utils import check_finite, plain_number
 
-__all__ = ["EarlyStopper"]
-
 
 class EarlyStopper(Callback):
     """Stops training when a metric has not improved for longer than `patience`.

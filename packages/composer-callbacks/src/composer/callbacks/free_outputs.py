@@ -7,8 +7,6 @@ import torch
 from composer.core import Callback, State
 from composer.loggers import Logger
 
-__all__ = ["FreeOutputs"]
-
 
 class FreeOutputs(Callback):
     """Frees the outputs of the model after the loss is computed, to save memory in the backward pass.

@@ -12,8 +12,6 @@ from composer.core import Callback, Event, State, Time, get_precision_context
 from composer.loggers import Logger
 from composer.utils import create_interval_scheduler, dist, int_at_least, model_eval_mode, unwrapped_model
 
-__all__ = ["Generate"]
-
 
 class Generate(Callback):
     """Continues prompts with the model at an interval and at the end of training, and logs them as a table.

@@ -11,8 +11,6 @@ from composer.core import Callback, State, Time
 from composer.loggers import Logger
 from composer.utils import int_at_least
 
-__all__ = ["ImageVisualizer"]
-
 _MODES = ("input", "segmentation")
 
 

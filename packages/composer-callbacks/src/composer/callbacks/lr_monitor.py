@@ -10,8 +10,6 @@ from composer.callbacks._units import Declared
 from composer.core import Callback, State
 from composer.loggers import DeferredValue, Logger
 
-__all__ = ["LRMonitor"]
-
 
 class LRMonitor(Callback):
     """Logs the learning rate of every parameter group after every batch.

@@ -13,8 +13,6 @@ from composer.core import Callback, State
 from composer.loggers import DeferredValue, Logger
 from composer.utils import dist, int_at_least
 
-__all__ = ["MemoryMonitor"]
-
 _NAMES = {
     "allocated_bytes.all.current": "current_allocated_mem",
     "active_bytes.all.current": "current_active_mem",

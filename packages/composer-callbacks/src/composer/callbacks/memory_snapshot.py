@@ -13,8 +13,6 @@ from composer.core import Callback, State, Time, TimeUnit, ensure_time
 from composer.loggers import Logger
 from composer.utils import format_name_with_dist, format_name_with_dist_and_time, int_at_least
 
-__all__ = ["MemorySnapshot"]
-
 
 class MemorySnapshot(Callback):
     """Records every allocation of CUDA memory during some batches, once per run, and writes the history to files.

@@ -12,8 +12,6 @@ import torch
 from composer.core import Callback, State
 from composer.loggers import DeferredValue, Logger
 
-__all__ = ["NaNMonitor"]
-
 
 class _Flags(NamedTuple):
     batch: int

@@ -19,8 +19,6 @@ from composer.core import Callback, State
 from composer.loggers import Logger
 from composer.utils import format_name_with_dist, int_at_least
 
-__all__ = ["OOMObserver", "SnapshotFileNameConfig"]
-
 log = logging.getLogger(__name__)
 
 

@@ -12,8 +12,6 @@ from composer.core import Callback, State
 from composer.loggers import DeferredValue, Logger
 from composer.utils import dist, int_at_least, local_part, unwrapped_model
 
-__all__ = ["OptimizerMonitor"]
-
 _L2 = "l2_norm/"
 
 

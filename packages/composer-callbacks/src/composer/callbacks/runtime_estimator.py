@@ -11,8 +11,6 @@ from composer.core import Callback, State, Time, Timestamp, TimeUnit
 from composer.loggers import Logger
 from composer.utils import int_at_least
 
-__all__ = ["RuntimeEstimator"]
-
 
 class _Scale:
     """The unit in which progress is measured. Epochs of known length are counted in batches."""

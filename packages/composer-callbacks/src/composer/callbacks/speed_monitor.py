@@ -14,8 +14,6 @@ from composer.core import Callback, Precision, State
 from composer.loggers import DeferredValue, Logger
 from composer.utils import check_finite, dist, int_at_least, unwrapped_model
 
-__all__ = ["GPU_AVAILABLE_FLOPS", "SpeedMonitor"]
-
 GPU_AVAILABLE_FLOPS: dict[str, dict[str, float]] = {
     "b200": {"fp32": 75e12, "tf32": 1.1e15, "amp_fp16": 2.25e15, "amp_bf16": 2.25e15, "amp_fp8": 4.5e15},
     "h200": {"fp32": 67e12, "tf32": 494.5e12, "amp_fp16": 989.5e12, "amp_bf16": 989.5e12, "amp_fp8": 1.979e15},

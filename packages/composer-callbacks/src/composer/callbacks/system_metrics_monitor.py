@@ -17,8 +17,6 @@ from composer.core import Callback, State
 from composer.loggers import DeferredValue, Logger
 from composer.utils import dist
 
-__all__ = ["SystemMetricsMonitor"]
-
 _GPU_KEYS = ("gpu_percentage", "memory_percentage", "gpu_temperature_C", "gpu_power_usage_W")
 
 

@@ -9,8 +9,6 @@ from composer.core import Callback, State
 from composer.loggers import Logger
 from composer.utils import check_finite
 
-__all__ = ["ThresholdStopper"]
-
 
 class ThresholdStopper(Callback):
     """Stops training when a metric is better than a threshold.

@@ -26,8 +26,6 @@ from composer.checkpoint.storage import (
 )
 from composer.utils import is_uri, parse_uri, renamed_arguments
 
-__all__ = ["download_monolithic_checkpoint", "extract_path_from_symlink", "get_file", "linked_uris"]
-
 _MOST_LINKS = 10
 _TIMEOUT_SECONDS = 60.0
 

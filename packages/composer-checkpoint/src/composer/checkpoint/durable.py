@@ -13,23 +13,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-__all__ = [
-    "LINK_SUFFIX",
-    "UNDELIVERED",
-    "atomic_write",
-    "follow_link",
-    "link_or_copy",
-    "make_scratch_folder",
-    "remove_leftovers",
-    "replace_link",
-    "replacing",
-    "scratch_folder",
-    "symlink_or_copy",
-    "sync_file",
-    "sync_folder",
-    "temporary_path",
-]
-
 LINK_SUFFIX = ".symlink"
 """The suffix of a text file that acts as a symbolic link."""
 UNDELIVERED = "UNDELIVERED"

@@ -22,8 +22,6 @@ from composer.core import State
 from composer.utils import is_uri, unwrapped_model
 from composer.utils.collect_env import get_composer_env_dict
 
-__all__ = ["export_safetensors", "load_safetensors", "read_weights"]
-
 _NEEDED = ("model", "timestamp", "is_model_ddp", "_is_model_ddp_wrapped")
 
 Source = State | torch.nn.Module | str | os.PathLike[str]

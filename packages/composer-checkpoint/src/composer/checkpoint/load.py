@@ -26,14 +26,6 @@ from composer.checkpoint.storage import storage_of
 from composer.core import State
 from composer.utils import is_model_fsdp, is_uri, reproducibility, unwrapped_model
 
-__all__ = [
-    "CheckpointLoadOptions",
-    "load_checkpoint",
-    "load_model_checkpoint",
-    "load_optim_checkpoint",
-    "load_resumption_checkpoint",
-]
-
 Path_ = str | os.PathLike[str]
 _SUFFIXES = ("pt", "safetensors")
 

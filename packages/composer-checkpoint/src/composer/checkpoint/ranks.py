@@ -10,8 +10,6 @@ from typing import Any, TypeVar
 from composer.checkpoint.durable import scratch_folder
 from composer.utils import dist
 
-__all__ = ["check_on_first_rank", "on_each_node", "on_first_rank"]
-
 T = TypeVar("T")
 
 

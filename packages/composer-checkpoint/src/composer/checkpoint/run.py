@@ -39,17 +39,6 @@ if TYPE_CHECKING:
     from composer.core.passes import PassInput
     from composer.loggers import Logger
 
-__all__ = [
-    "collect",
-    "download_checkpoint",
-    "fetch",
-    "load_checkpoint",
-    "read_checkpoint",
-    "read_local",
-    "save_checkpoint",
-    "validate",
-]
-
 log = logging.getLogger(__name__)
 
 VALIDATION_VARIABLE = "CHECKPOINT_VALIDATION_FUNCTION"

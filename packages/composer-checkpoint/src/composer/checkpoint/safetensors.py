@@ -19,8 +19,6 @@ from composer.checkpoint.checksum import CorruptCheckpointError
 from composer.checkpoint.durable import atomic_write, sync_file
 from composer.checkpoint.selection import converted
 
-__all__ = ["read_tensors", "write_tensors"]
-
 _TIED, _CHECKSUM = "composer_tied", "composer_sha256"
 
 

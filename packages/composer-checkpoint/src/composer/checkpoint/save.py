@@ -44,17 +44,6 @@ from composer.utils import create_interval_scheduler, dist, format_name_with_dis
 if TYPE_CHECKING:
     from composer.devices import Device
 
-__all__ = [
-    "METADATA_NAME",
-    "CheckpointSaveOptions",
-    "save_checkpoint_to_disk",
-    "save_composer_metadata_to_disk",
-    "save_model_to_disk",
-    "save_optim_to_disk",
-    "save_resumption_state_to_disk",
-    "save_state_dict_to_disk",
-]
-
 METADATA_NAME = "composer_metadata.json"
 """The file that is written last; a checkpoint without it is incomplete."""
 RESUMPTION_NAME = "resumption.pkl"

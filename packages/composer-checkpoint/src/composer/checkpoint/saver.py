@@ -18,8 +18,6 @@ from composer.utils import plain_int
 if TYPE_CHECKING:
     from composer.core import State
 
-__all__ = ["BestCheckpoints", "CheckpointWriter"]
-
 log = logging.getLogger(__name__)
 
 

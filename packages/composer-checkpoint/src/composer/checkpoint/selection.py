@@ -16,24 +16,6 @@ from composer.utils import STR_TO_DTYPE, dist, ensure_tuple
 if TYPE_CHECKING:
     from composer.core import State
 
-__all__ = [
-    "LEFT_OUT",
-    "IgnoreKeys",
-    "Keys",
-    "Precision",
-    "apply_filter",
-    "check_complete",
-    "check_keys",
-    "check_precision",
-    "converted",
-    "drop_dependents",
-    "fill_left_out",
-    "filter_and_record",
-    "glob_filter",
-    "selected",
-    "warn_left_out",
-]
-
 Keys = str | Sequence[str]
 """Glob patterns of names, as in `fnmatch`."""
 

@@ -9,8 +9,6 @@ import torch
 
 from composer.utils.iter_helpers import map_items
 
-__all__ = ["gather_tensors", "is_sharded", "map_nested", "map_tensors", "shard_like", "shard_tensors"]
-
 Path = tuple[Any, ...]
 """The keys and indices that lead to a value in a nested structure."""
 

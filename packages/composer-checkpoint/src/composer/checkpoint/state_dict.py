@@ -15,13 +15,6 @@ from composer.utils.collect_env import get_composer_env_dict
 if TYPE_CHECKING:
     from composer.devices import Device
 
-__all__ = [
-    "get_metadata_state_dict",
-    "get_model_state_dict",
-    "get_optim_state_dict",
-    "get_resumption_state_dict",
-]
-
 _NOT_FOR_RESUMPTION = ("model", "optimizers", "integrations", "metadata")
 
 

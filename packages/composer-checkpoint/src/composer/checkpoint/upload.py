@@ -18,8 +18,6 @@ from composer.checkpoint.storage import Progress, Storage, storage_of, without_p
 from composer.loggers.spi import call_at_exit
 from composer.utils.retrying import DeliveryDeadline
 
-__all__ = ["Send", "Uploader", "upload_file"]
-
 log = logging.getLogger(__name__)
 
 _SILENT_SECONDS = 3600.0  # that a store which reports no progress may take for a file

@@ -11,8 +11,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-__all__ = ["KNOWN_COMPRESSORS", "CliCompressor", "CompressorNotFound", "get_compressor", "is_compressed_pt", "is_tar"]
-
 
 class CompressorNotFound(FileNotFoundError):
     """No compressor is known for a file name, or its program is not installed."""

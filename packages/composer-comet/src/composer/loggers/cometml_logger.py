@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from composer.core import State
     from composer.loggers import Logger
 
-__all__ = ["CometMLLogger"]
-
 log = logging.getLogger(__name__)
 
 _CONNECT_SECONDS = 10.0  # that the program waits for Comet when an experiment is created

@@ -20,8 +20,6 @@ from composer.core import Callback, State
 from composer.loggers import Logger
 from composer.utils import check_finite, dist, int_at_least, plain_number
 
-__all__ = ["MLPerfCallback", "get_system_description"]
-
 log = logging.getLogger(__name__)
 
 _STATUS_NAMES = {

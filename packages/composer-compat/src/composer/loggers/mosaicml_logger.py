@@ -26,19 +26,6 @@ if TYPE_CHECKING:
     from composer.core import State
     from composer.loggers import Logger
 
-__all__ = [
-    "MOSAICML_ACCESS_TOKEN_ENV_VAR",
-    "MOSAICML_GPU_LOG_FILE_PREFIX_ENV_VAR",
-    "MOSAICML_LOG_DIR_ENV_VAR",
-    "MOSAICML_PLATFORM_ENV_VAR",
-    "RUN_NAME_ENV_VAR",
-    "MosaicMLLogger",
-    "dict_to_str",
-    "exception_to_json_serializable_dict",
-    "format_data_to_json_serializable",
-    "is_requested",
-]
-
 log = logging.getLogger(__name__)
 
 RUN_NAME_ENV_VAR = "RUN_NAME"

@@ -32,8 +32,6 @@ from composer.utils.object_store.object_store import ObjectStore
 from composer.utils.object_store.remote_paths import validate_credentials
 from composer.utils.retrying import DeliveryDeadline
 
-__all__ = ["RemoteUploaderDownloader", "maybe_create_remote_uploader_downloader_from_uri"]
-
 log = logging.getLogger(__name__)
 
 _SILENCE_SECONDS = 60.0

@@ -16,8 +16,6 @@ from composer.utils.numbers import check_finite
 if TYPE_CHECKING:
     from torch.fx import Graph, GraphModule, Node
 
-__all__ = ["apply_stochastic_residual", "count_op_instances", "fuse_parallel_linears", "replace_op"]
-
 Op = Callable[..., Any] | str | type[nn.Module]
 """A function, the name of a method of tensors, or a class of modules."""
 

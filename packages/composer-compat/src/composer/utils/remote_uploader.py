@@ -30,8 +30,6 @@ from composer.utils.object_store.backend_uploads import (
 from composer.utils.object_store.object_store import ObjectStore
 from composer.utils.object_store.remote_paths import validate_credentials
 
-__all__ = ["RemoteFilesExistingCheckStatus", "RemoteUploader"]
-
 log = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 10.0

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import warnings
 
-__all__ = ["NoEffectWarning", "NotIntendedUseWarning", "warn_no_effect"]
-
 
 class NoEffectWarning(Warning):
     """An algorithm changed nothing, because nothing in the model or data matches."""

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from composer.core.logging import Logger
     from composer.core.state import State
 
-__all__ = ["Algorithm"]
-
 
 class Algorithm(Serializable, ABC):
     """A training method that changes the state of the run at certain events.

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from composer.core.logging import Logger
     from composer.core.state import State
 
-__all__ = ["Callback"]
-
 _HOOKS = frozenset(event.value for event in Event)
 
 

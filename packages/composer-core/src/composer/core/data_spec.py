@@ -22,21 +22,6 @@ from composer.utils import dist
 from composer.utils.batch_helpers import fields_of, is_batch_dataclass, with_fields
 from composer.utils.numbers import plain_int, plain_number
 
-__all__ = [
-    "DataSpec",
-    "check_ends",
-    "check_microbatch_size",
-    "check_yields_batches",
-    "default_split_batch",
-    "ensure_data_spec",
-    "is_endless",
-    "length_of",
-    "report_empty_epoch",
-    "unchanged",
-    "warn_of_longer_epoch",
-]
-
-
 _PRIMITIVES = (bool, int, float, str)
 
 

@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["DeferredValue"]
-
 _UNSET: Any = object()
 _NEW = object.__new__
 

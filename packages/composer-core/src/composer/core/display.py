@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from composer.core.engine import Plan
     from composer.core.state import State
 
-__all__ = ["MetricDict", "call_of", "html_of_plan", "html_of_state", "name_of_model", "name_of_optimizer", "number"]
-
 _MAX_METRICS = 20  # rows
 _MAX_TEXT = 200  # characters of a value
 _PLAIN = (bool, int, float, str, Time)

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from composer.core.algorithm import Algorithm
     from composer.core.state import State
 
-__all__ = ["Engine", "Plan", "PlanRow", "Trace", "Traces"]
-
 log = logging.getLogger(__name__)
 
 _DEFAULT_PASSES: tuple[AlgorithmPass, ...] = (order_by_placement, set_filo_order, warn_on_discouraged)

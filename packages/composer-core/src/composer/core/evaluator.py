@@ -18,8 +18,6 @@ from composer.utils.numbers import plain_int, plain_number
 if TYPE_CHECKING:
     from composer.core.state import State
 
-__all__ = ["Evaluator", "ensure_evaluator"]
-
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")

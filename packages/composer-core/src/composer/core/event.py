@@ -6,8 +6,6 @@ from typing import Any
 
 from composer.utils.string_enum import StringEnum
 
-__all__ = ["Event"]
-
 _MARKS = ("before_", "after_", "_start", "_end")
 
 

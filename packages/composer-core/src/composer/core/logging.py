@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from composer.core.engine import Plan
     from composer.core.state import State
 
-__all__ = ["Logger", "LoggerDestination", "format_log_data_value"]
-
 log = logging.getLogger(__name__)
 
 _NUM_FAILURES = "_composer_failures"  # an attribute of the destination

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from composer.core.algorithm import Algorithm
     from composer.core.event import Event
 
-__all__ = ["ComposerError", "ConflictError", "Ordering", "OrderingError", "opener_of"]
-
 
 class ComposerError(Exception):
     """Base class of the library's own errors."""

@@ -19,18 +19,6 @@ if TYPE_CHECKING:
     from composer.core.algorithm import Algorithm
     from composer.core.event import Event
 
-__all__ = [
-    "AlgorithmPass",
-    "order_by_placement",
-    "set_filo_order",
-    "sort_low_precision_layernorm_last",
-    "sort_selective_backprop_first",
-    "sort_to_back",
-    "sort_to_front",
-    "warn_if_multiple_loss_interpolation",
-    "warn_on_discouraged",
-]
-
 T = TypeVar("T")
 AlgorithmPass = Callable[[Sequence["Algorithm"], "Event"], Sequence["Algorithm"]]
 """A function of algorithms and an event that returns the algorithms in the order in which they act."""

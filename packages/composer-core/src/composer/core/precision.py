@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from composer.core.state import State
     from composer.devices.device import Device
 
-__all__ = ["Precision", "get_precision_context", "validate_precision"]
-
 
 class Precision(StringEnum):
     """The numerical precision of forward passes and losses.

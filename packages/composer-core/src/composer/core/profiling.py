@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from composer.core.logging import Logger
     from composer.core.state import State
 
-__all__ = ["EventMarkers", "RunMarker", "RunProfiler"]
-
 _ACTIONS = ("warmup", "active", "active_and_save")
 # Rare events, recorded also while the profiler skips batches: they show where in the run a profile was taken.
 _RECORDED_ALWAYS = frozenset({Event.INIT, Event.FIT_START, Event.EPOCH_START, Event.EPOCH_END})

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-__all__ = ["Resumable", "Serializable"]
-
 
 class Serializable:
     """An object with a state to save. By default the state is empty."""

@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from composer.core.saving.structure import ModelSnapshot
     from composer.core.serializable import Resumable
 
-__all__ = ["State", "fsdp_state_dict_type_context"]
-
 _SERIALIZED = (
     "model optimizers schedulers algorithms callbacks scaler timestamp "
     "rank_zero_seed train_metrics eval_metrics run_name dataset_state"

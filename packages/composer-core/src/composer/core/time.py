@@ -11,8 +11,6 @@ from composer.core.serializable import Serializable
 from composer.utils.numbers import plain_int, plain_number
 from composer.utils.string_enum import StringEnum
 
-__all__ = ["Time", "TimeUnit", "Timestamp", "ensure_time"]
-
 TValue = TypeVar("TValue", int, float)
 TimeInput = Union["Time[Any]", str, float, SupportsIndex]
 

@@ -8,8 +8,6 @@ import torch.utils.data
 
 from composer.utils.string_enum import StringEnum
 
-__all__ = ["JSON", "Batch", "Dataset", "MemoryFormat", "TrainerMode"]
-
 Batch: TypeAlias = Any
 """A batch from a dataloader: a tensor, or any nesting of tuples, lists and mappings."""
 

@@ -13,8 +13,6 @@ import torch
 from composer.utils._environment import lookup
 from composer.utils.batch_helpers import fields_of, is_batch_dataclass, with_fields
 
-__all__ = ["Device", "DeviceCPU", "DeviceGPU", "DeviceHPU", "DeviceMPS", "DeviceNeuron", "DeviceTPU"]
-
 T_nnModule = TypeVar("T_nnModule", bound=torch.nn.Module)
 _STRINGS = (str, bytes, bytearray)
 

@@ -74,27 +74,6 @@ if TYPE_CHECKING:
     from composer.core.logging import Logger
     from composer.core.state import State
 
-__all__ = [
-    "HeldFiles",
-    "ImageCopy",
-    "Logged",
-    "Sender",
-    "ServiceLogger",
-    "call_at_exit",
-    "call_in_time",
-    "check_delivery_options",
-    "end_in_time",
-    "flatten_metrics",
-    "hold_metrics",
-    "import_client",
-    "list_images",
-    "read_arrays",
-    "read_numbers",
-    "report_failure",
-    "start_copy",
-    "table_cell",
-]
-
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")

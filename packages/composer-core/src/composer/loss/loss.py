@@ -11,15 +11,6 @@ import torch.nn.functional as F
 
 from composer.loss.utils import ensure_targets_one_hot, infer_target_type, innermost_loss, loss_setting
 
-__all__ = [
-    "DiceLoss",
-    "binary_cross_entropy_with_logits",
-    "is_mean_of_classes",
-    "is_multi_label",
-    "loss_registry",
-    "soft_cross_entropy",
-]
-
 _MULTI_LABEL = (
     F.binary_cross_entropy,
     F.binary_cross_entropy_with_logits,

@@ -12,18 +12,6 @@ from typing import Any, Literal
 
 import torch
 
-__all__ = [
-    "check_for_index_targets",
-    "class_weights_of",
-    "dense_targets",
-    "ensure_targets_one_hot",
-    "ignored_label",
-    "infer_target_type",
-    "innermost_loss",
-    "loss_for",
-    "loss_setting",
-]
-
 _INDEX_DTYPES = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 
 

@@ -14,8 +14,6 @@ from composer.core.types import Batch
 if TYPE_CHECKING:
     from composer.loggers.logger import Logger
 
-__all__ = ["ComposerModel", "is_of_outputs_alone", "of_outputs_alone"]
-
 Model = TypeVar("Model", bound="ComposerModel")
 
 

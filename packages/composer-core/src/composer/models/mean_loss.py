@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torchmetrics import Metric
 
-__all__ = ["MeanLoss"]
-
 
 class MeanLoss(Metric):
     """The mean of a loss over all examples; batches may have different sizes.

@@ -18,15 +18,6 @@ from composer.loss.utils import check_for_index_targets, ignored_label, loss_for
 from composer.models.base import ComposerModel
 from composer.utils.batch_helpers import batch_get, fields_of, find_part, is_batch_dataclass
 
-__all__ = [
-    "ModuleWithLoss",
-    "as_composer_model",
-    "index_metrics",
-    "most_probable",
-    "takes_indices",
-    "user_model_name",
-]
-
 _PREFIX, _LOSS = "module.", "loss_fn."
 _TORCH_LOSS = torch.nn.modules.loss._Loss  # losses of torch: their settings are not trained
 

@@ -8,8 +8,6 @@ from typing import Any
 from composer.utils.file_helpers import without_password
 from composer.utils.numbers import plain_number
 
-__all__ = ["convert_flat_dict_to_nested_dict", "convert_nested_dict_to_flat_dict", "extract_hparams"]
-
 
 def extract_hparams(locals_dict: dict[str, Any]) -> dict[str, Any]:
     """Convert the local variables of a constructor to loggable values.

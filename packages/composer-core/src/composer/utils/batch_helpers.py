@@ -7,17 +7,6 @@ import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
-__all__ = [
-    "BatchKeyError",
-    "batch_get",
-    "batch_set",
-    "check_pair",
-    "fields_of",
-    "find_part",
-    "is_batch_dataclass",
-    "with_fields",
-]
-
 _BUILTIN = (dict, list, tuple)  # exactly these types have no attributes except methods
 _MISS = (KeyError, IndexError, TypeError)
 _NAMES = {

@@ -19,17 +19,6 @@ import torch
 
 from composer.utils import dist
 
-__all__ = [
-    "ComposerEnv",
-    "configure_excepthook",
-    "disable_env_report",
-    "enable_env_report",
-    "get_composer_env",
-    "get_composer_env_dict",
-    "main",
-    "print_env",
-]
-
 _DISTRIBUTION = "composer-core"
 
 

@@ -12,8 +12,6 @@ from composer.utils._environment import lookup
 if TYPE_CHECKING:
     from composer.devices.device import Device
 
-__all__ = ["get_device", "is_hpu_installed", "is_xla_installed"]
-
 _ALIASES = {"cuda": "gpu"}  # the name in torch
 _CLASSES = {
     "cpu": "DeviceCPU",

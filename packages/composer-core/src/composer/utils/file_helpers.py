@@ -16,18 +16,6 @@ from composer.utils.misc import partial_format
 if TYPE_CHECKING:
     from composer.core.time import Timestamp
 
-__all__ = [
-    "FORMAT_NAME_WITH_DIST_AND_TIME_TABLE",
-    "FORMAT_NAME_WITH_DIST_TABLE",
-    "ensure_folder_has_no_conflicting_files",
-    "ensure_folder_is_empty",
-    "format_name_with_dist",
-    "format_name_with_dist_and_time",
-    "is_uri",
-    "parse_uri",
-    "without_password",
-]
-
 _URI = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+._-]+):(?://(?P<authority>[^/]*))?(?:/+(?P<path>.*))?", re.DOTALL)
 _SECRET_IN_QUERY = re.compile(
     r"([?&][^=&#\s]*(?:credential|key|pass|secret|sig|token)[^=&#\s]*=)[^&#\s]+", re.IGNORECASE

@@ -7,8 +7,6 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-__all__ = ["details", "heat_map", "table"]
-
 _CELL = "padding:2px 12px 2px 0;text-align:left;vertical-align:top;border:0;white-space:pre-wrap"
 
 

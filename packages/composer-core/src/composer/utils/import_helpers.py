@@ -5,8 +5,6 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-__all__ = ["MissingConditionalImportError", "import_from_distribution", "import_object"]
-
 
 class MissingConditionalImportError(ImportError):
     """An optional dependency is not installed.

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from composer.core.state import State
     from composer.core.time import Time
 
-__all__ = ["check_has_tokens", "check_interval_function", "create_interval_scheduler"]
-
 
 def check_has_tokens(state: State, what: str) -> None:
     """Check that the trained batches had tokens.

@@ -8,8 +8,6 @@ from typing import Any
 
 from composer.utils._registered import find_registered
 
-__all__ = ["ensure_tuple", "map_items"]
-
 
 def ensure_tuple(x: Any) -> tuple[Any, ...]:
     """Return a single value or a collection as a tuple.

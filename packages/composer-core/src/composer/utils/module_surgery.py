@@ -17,19 +17,6 @@ from torch.nn.parameter import is_lazy
 
 from composer.utils.iter_helpers import ensure_tuple
 
-__all__ = [
-    "ReplacementFunction",
-    "count_module_instances",
-    "find_adapter_layers",
-    "has_own_state_dict",
-    "overrides_forward",
-    "replace_module_classes",
-    "takes_one_input",
-    "update_params_in_optimizer",
-    "warn_about_kept_modules",
-    "warn_about_narrow_convolutions",
-]
-
 _log = logging.getLogger(__name__)
 
 ReplacementFunction = Callable[[torch.nn.Module, int], torch.nn.Module | None]

@@ -10,8 +10,6 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-__all__ = ["check_finite", "check_flags", "check_integers", "int_at_least", "plain_int", "plain_number"]
-
 T = TypeVar("T")
 
 

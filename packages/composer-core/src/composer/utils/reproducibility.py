@@ -20,16 +20,6 @@ import torch
 from composer.utils import dist
 from composer.utils.numbers import plain_int
 
-__all__ = [
-    "MAX_SEED",
-    "configure_deterministic_mode",
-    "get_random_seed",
-    "get_rng_state",
-    "load_rng_state",
-    "seed_all",
-    "seed_context",
-]
-
 _log = logging.getLogger(__name__)
 
 MAX_SEED = 2**32 - 1

@@ -9,8 +9,6 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
-__all__ = ["DeliveryDeadline", "retry"]
-
 TCallable = TypeVar("TCallable", bound=Callable[..., Any])
 ExceptionTypes = type[Exception] | tuple[type[Exception], ...]
 

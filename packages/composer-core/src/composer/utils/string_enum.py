@@ -6,8 +6,6 @@ import warnings
 from enum import Enum
 from typing import Any
 
-__all__ = ["StringEnum"]
-
 
 class StringEnum(Enum):
     """An enum with upper-case names and lower-case string values, looked up case-insensitively.

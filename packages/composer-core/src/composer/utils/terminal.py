@@ -9,8 +9,6 @@ from typing import Any, TextIO
 
 from composer.utils.misc import is_notebook
 
-__all__ = ["bar_file", "open_stream"]
-
 
 def open_stream(stream: TextIO | str) -> TextIO:
     """Return a stream, or the current standard stream of that name.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["VersionedDeprecationWarning"]
-
 
 class VersionedDeprecationWarning(UserWarning):
     """A feature will be removed in a later version. A UserWarning, so that it is shown by default.

@@ -17,8 +17,6 @@ import numpy as np
 
 from composer.datasets._missing import require
 
-__all__ = ["Box", "cut_jpeg", "decode_jpeg", "encode_jpeg", "index_jpeg", "jpeg_shape", "require_decoder"]
-
 _SOF_BASELINE, _SOF_EXTENDED, _DRI, _SOS = 0xC0, 0xC1, 0xDD, 0xDA
 _HEAD = 5  # numbers in an index before the lengths of runs
 _MARKERS = np.tile(np.arange(0xD0, 0xD8, dtype=np.uint8), 2**13)  # numbered 0 to 7, repeatedly

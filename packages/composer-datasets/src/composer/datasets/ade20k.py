@@ -16,8 +16,6 @@ from composer.datasets.imagenet import IMAGENET_MEAN, IMAGENET_STD
 from composer.datasets.synthetic import SyntheticSegmentationDataset
 from composer.datasets.utils import NormalizationFn, pil_image_collate
 
-__all__ = ["ADE20k", "SegmentationTransform", "build_ade20k_dataloader", "build_synthetic_ade20k_dataloader"]
-
 _COMMAND = (
     "cd {parent} && curl -LO http://data.csail.mit.edu/places/ADEchallenge/ADEChallengeData2016.zip"
     " && unzip ADEChallengeData2016.zip"

@@ -17,8 +17,6 @@ from composer.datasets._options import Options
 from composer.datasets.synthetic import SyntheticVolumeDataset
 from composer.datasets.volume_transforms import CenterCrop3d, RandomCrop3d, RandomFlip3d
 
-__all__ = ["BraTS", "build_brats_dataloader", "build_synthetic_brats_dataloader"]
-
 VolumeTransform: TypeAlias = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 # File names of the same four sequences until 2021, and since 2023.

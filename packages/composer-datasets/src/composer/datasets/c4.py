@@ -17,8 +17,6 @@ from composer.datasets.device_loader import AnyDevice
 from composer.datasets.lm import PackedTokens, build_synthetic_text_dataloader, token_loader
 from composer.datasets.masking import TokenTransform
 
-__all__ = ["build_c4_dataloader", "build_synthetic_c4_dataloader", "read_documents"]
-
 _ENDINGS = ("json.gz", "jsonl.gz", "json.zst", "jsonl.zst", "jsonl", "json")
 
 

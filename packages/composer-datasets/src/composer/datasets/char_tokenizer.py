@@ -6,8 +6,6 @@ from collections.abc import Iterable
 
 import numpy as np
 
-__all__ = ["CharTokenizer"]
-
 
 class CharTokenizer:
     """Tokenizer in which every character is a token, in the order of Unicode.

@@ -13,15 +13,6 @@ from torch import Tensor
 
 from composer.datasets._small_images import SmallImageSet, find_files
 
-__all__ = [
-    "build_cifar10_dataloader",
-    "build_cifar100_dataloader",
-    "build_synthetic_cifar10_dataloader",
-    "build_synthetic_cifar100_dataloader",
-    "load_cifar10",
-    "load_cifar100",
-]
-
 
 def load_cifar10(datadir: str | Path, is_train: bool = True) -> tuple[Tensor, Tensor]:
     """Load CIFAR-10 as tensors.

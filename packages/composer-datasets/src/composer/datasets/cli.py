@@ -22,8 +22,6 @@ from composer.datasets.image_writer import (
     write_image_files,
 )
 
-__all__ = ["main"]
-
 PROGRAM = "composer-datasets"
 _KINDS = {
     "imagenet": "SRC has `train` and `val`, each with a folder for each class; so has DST",

@@ -12,8 +12,6 @@ from composer.datasets.sampler import ShardLoader, ShardSampler, derived_seed
 from composer.devices import Device
 from composer.utils import dist
 
-__all__ = ["AnyDevice", "DeviceLoader", "DeviceTransform", "draw_for_batch", "to_torch_device"]
-
 AnyDevice: TypeAlias = Device | torch.device | str
 """A device of composer or torch, or its name, such as "cpu" or "gpu"."""
 

@@ -9,8 +9,6 @@ from typing import Any
 from composer.datasets._options import Options, batch_size_per_rank
 from composer.utils import dist
 
-__all__ = ["ffcv_loader"]
-
 
 def ffcv_loader(path: Path, crop_size: int, resize_size: int, options: Options) -> Any:
     """Return a loader of images of shape (N, 3, crop_size, crop_size), uint8, and labels of shape (N,), int64.

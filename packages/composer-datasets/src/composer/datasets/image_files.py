@@ -22,15 +22,6 @@ from composer.datasets._shards import INDEX, JPEG, PLAN, RAW, Shard, shard_name
 from composer.datasets.utils import pil_image, pil_image_collate
 from composer.utils import check_finite
 
-__all__ = [
-    "CenterCropDecoder",
-    "CropDecoder",
-    "ImageFiles",
-    "RandomCropDecoder",
-    "image_collate",
-    "is_image_files",
-]
-
 _OPEN_SHARDS = 512  # per process: every mapping holds a file descriptor, and 1,024 are the usual limit
 _COMMAND = "composer-datasets write folder SRC {folder}"
 

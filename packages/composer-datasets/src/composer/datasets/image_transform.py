@@ -12,8 +12,6 @@ from composer.algorithms.utils.augmentation_common import moves_with_pixels
 from composer.datasets.utils import NormalizationFn
 from composer.utils import check_finite
 
-__all__ = ["ImageTransform", "crop_and_flip", "cut_out"]
-
 _MODES = ("constant", "edge", "reflect", "symmetric")
 
 

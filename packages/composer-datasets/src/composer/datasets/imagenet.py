@@ -26,15 +26,6 @@ from composer.datasets.image_transform import ImageTransform
 from composer.datasets.synthetic import SyntheticImageDataset
 from composer.datasets.utils import NormalizationFn, pil_image_collate
 
-__all__ = [
-    "COMMAND",
-    "IMAGENET_MEAN",
-    "IMAGENET_STD",
-    "build_imagenet_dataloader",
-    "build_synthetic_imagenet_dataloader",
-    "image_transform",
-]
-
 IMAGENET_MEAN = (123.675, 116.28, 103.53)
 """Mean of the training pixels per channel, in 0 to 255."""
 

@@ -20,8 +20,6 @@ from composer.datasets.masking import TokenTransform
 from composer.datasets.synthetic import synthetic_text
 from composer.utils import check_finite
 
-__all__ = ["PackedTokens", "build_synthetic_text_dataloader", "build_text_dataloader"]
-
 _EXAMPLE = "curl -LO https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 
 

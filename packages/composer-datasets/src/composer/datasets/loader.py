@@ -13,8 +13,6 @@ from composer.datasets.device_loader import AnyDevice, DeviceTransform, draw_for
 from composer.datasets.sampler import ShardLoader, ShardSampler, derived_seed
 from composer.utils.reproducibility import seed_context
 
-__all__ = ["ResumableDataLoader"]
-
 _PASSED = frozenset(
     {
         "num_workers",

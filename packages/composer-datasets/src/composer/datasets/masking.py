@@ -10,8 +10,6 @@ from torch import Tensor
 
 from composer.datasets._tokens import vocab_size_of
 
-__all__ = ["TokenTransform", "mask_tokens"]
-
 _IGNORE_INDEX = -100
 
 

@@ -11,15 +11,6 @@ from torch import Tensor
 
 from composer.datasets._small_images import SmallImageSet, find_files
 
-__all__ = [
-    "build_fashion_mnist_dataloader",
-    "build_mnist_dataloader",
-    "build_synthetic_fashion_mnist_dataloader",
-    "build_synthetic_mnist_dataloader",
-    "load_fashion_mnist",
-    "load_mnist",
-]
-
 
 def load_mnist(datadir: str | Path, is_train: bool = True) -> tuple[Tensor, Tensor]:
     """Load MNIST as tensors.

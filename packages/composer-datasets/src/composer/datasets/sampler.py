@@ -11,8 +11,6 @@ from torch.utils.data.distributed import DistributedSampler
 
 from composer.utils import check_finite, dist, plain_int
 
-__all__ = ["ShardLoader", "ShardSampler", "derived_seed"]
-
 _HOST = torch.device("cpu")
 
 

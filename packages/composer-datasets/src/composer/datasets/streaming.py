@@ -18,8 +18,6 @@ from composer.datasets.imagenet import IMAGENET_MEAN, IMAGENET_STD, image_transf
 from composer.datasets.masking import TokenTransform
 from composer.datasets.utils import NormalizationFn, pil_image_collate
 
-__all__ = ["build_streaming_dataloader", "build_streaming_imagenet_dataloader", "build_streaming_text_dataloader"]
-
 
 def build_streaming_dataloader(
     remote: str | None,

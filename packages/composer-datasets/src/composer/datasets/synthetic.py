@@ -16,15 +16,6 @@ from composer.datasets.sampler import derived_seed
 from composer.datasets.utils import pil_image
 from composer.utils import check_finite
 
-__all__ = [
-    "SyntheticImageDataset",
-    "SyntheticSegmentationDataset",
-    "SyntheticTextDataset",
-    "SyntheticVolumeDataset",
-    "synthetic_images",
-    "synthetic_text",
-]
-
 _PATTERN, _NOISE = 0, 1  # random streams derived from a seed
 
 

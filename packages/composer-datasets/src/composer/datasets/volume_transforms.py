@@ -17,17 +17,6 @@ from torch.nn.functional import conv3d, pad
 
 from composer.utils import check_finite
 
-__all__ = [
-    "CenterCrop3d",
-    "RandomBlur3d",
-    "RandomBrightness3d",
-    "RandomContrast3d",
-    "RandomCrop3d",
-    "RandomFlip3d",
-    "RandomNoise3d",
-    "blur_volume",
-]
-
 _TRUNCATE = 4  # standard deviations
 
 

@@ -23,8 +23,6 @@ from composer.evidence.task import Task, digest, load_task
 from composer.recipes import Metric
 from composer.recipes.cli import RECIPES
 
-__all__ = ["Schedule", "load_recipe", "make_schedule", "run_all", "write_recipe"]
-
 _RESERVE = 0.25  # of the time, for confirmations and the stack
 _PLANS = (Plan(num_curves=2), Plan(num_tuning_seeds=1, num_stack_seeds=3, num_ladder_seeds=5, num_curves=1))
 

@@ -10,8 +10,6 @@ import numpy as np
 
 from composer.report.spi import Html, el, number
 
-__all__ = ["Dot", "Row", "curves", "forest", "scatter"]
-
 _WIDTH = 440  # narrow, so that text stays readable where the picture is scaled to the screen of a phone
 _LEFT, _RIGHT = 150, 16
 _COLORS = {"gain": "var(--good)", "loss": "var(--bad)"}

@@ -18,8 +18,6 @@ from composer.evidence.study import Plan, Study, replay
 from composer.evidence.task import load_task
 from composer.evidence.tasks import TASKS
 
-__all__ = ["main"]
-
 PROGRAM = "composer-evidence"
 _INCOMPLETE = 75  # EX_TEMPFAIL of sysexits.h: repeat the command later
 

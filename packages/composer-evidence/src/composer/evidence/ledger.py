@@ -12,8 +12,6 @@ from typing import Any
 
 from composer.evidence.task import digest
 
-__all__ = ["PUBLISHED", "Ledger", "LedgerError", "merge"]
-
 PUBLISHED = Path(__file__).parent / "published"
 """The folder of the ledger that comes with this package."""
 

@@ -14,8 +14,6 @@ from composer.core.ordering import Ordering
 from composer.evidence.task import Grid, Task
 from composer.optim import ComposerScheduler, ConstantScheduler
 
-__all__ = ["METHODS", "TEACHER", "Method", "Stack", "class_of", "make_algorithms", "reason_against", "training_beside"]
-
 Stack = tuple[tuple[str, dict[str, Any]], ...]
 """Algorithms by class name, with their arguments, in the order for the engine."""
 

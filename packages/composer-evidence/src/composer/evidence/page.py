@@ -15,8 +15,6 @@ from composer.evidence.run import RunResult
 from composer.recipes import Metric
 from composer.report.spi import Html, el, static_page
 
-__all__ = ["cells", "conditions", "explain", "show_effect", "table", "verdicts", "write_page"]
-
 _HEAD = ("method", "verdict", "effect, 95 % interval", "at equal time", "step time", "memory", "n")
 
 

@@ -33,20 +33,6 @@ from composer.models import ComposerModel
 from composer.utils import get_device
 from composer.utils.reproducibility import seed_context
 
-__all__ = [
-    "RunResult",
-    "RunSpec",
-    "SideAverages",
-    "environment",
-    "execute",
-    "hold_machine",
-    "machine_lock",
-    "make_trainer",
-    "read_result",
-    "source_hash",
-    "write_atomically",
-]
-
 _LABEL = "part"  # of the evaluator
 _TEACHER_BUDGETS, _TEACHER_SEED = 4, 60_000  # `TEACHER` states the first
 # Averages that do not bring statistics of batch norm with them.

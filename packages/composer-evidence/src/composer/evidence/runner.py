@@ -20,8 +20,6 @@ from composer.evidence.ledger import Ledger
 from composer.evidence.run import RunResult, RunSpec, execute, hold_machine, read_result, write_atomically
 from composer.evidence.task import Part, Task, load_task, module_of
 
-__all__ = ["Incomplete", "Runner"]
-
 _ATTEMPTS = 2  # of a run whose process dies
 
 

@@ -10,8 +10,6 @@ from typing import Any
 
 from composer.evidence.task import Grid
 
-__all__ = ["Search", "SearchError", "Trial", "search"]
-
 _MAX_EXTENSIONS = 4  # of one grid
 _MAX_PASSES = 4  # over all settings
 

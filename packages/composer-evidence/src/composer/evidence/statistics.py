@@ -14,21 +14,6 @@ from typing import Literal
 import numpy as np
 from scipy import special, stats
 
-__all__ = [
-    "ALPHA",
-    "POWER",
-    "Comparison",
-    "Crossing",
-    "Rung",
-    "Verdict",
-    "at_equal_time",
-    "compare",
-    "holm",
-    "judge",
-    "num_seeds",
-    "time_to_target",
-]
-
 ALPHA = 0.05
 """Probability of at least one false verdict among all methods that are compared with one control."""
 POWER = 0.8

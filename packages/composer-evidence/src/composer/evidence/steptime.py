@@ -22,8 +22,6 @@ from composer.models import ComposerModel
 from composer.utils import get_device
 from composer.utils.reproducibility import seed_context
 
-__all__ = ["StepTime", "measure_in_process", "step_time"]
-
 
 @dataclass(frozen=True)
 class StepTime:

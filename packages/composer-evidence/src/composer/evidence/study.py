@@ -28,8 +28,6 @@ from composer.evidence.statistics import (
 from composer.evidence.steptime import measure_in_process
 from composer.evidence.task import Grid, Part, digest
 
-__all__ = ["AA", "Plain", "Plan", "Study"]
-
 AA = "A/A"
 """The name of the row that compares plain with plain."""
 

@@ -24,8 +24,6 @@ from composer.models import ComposerModel
 from composer.optim import ComposerScheduler
 from composer.recipes import Metric
 
-__all__ = ["Grid", "Part", "Parts", "Task", "Training", "Variant", "digest", "load_task"]
-
 Part: TypeAlias = Literal["validation", "test"]
 
 

@@ -14,8 +14,6 @@ from composer.inference.formats import check_format
 from composer.loggers import Logger
 from composer.utils import dist
 
-__all__ = ["ExportForInferenceCallback"]
-
 
 class ExportForInferenceCallback(Callback):
     """Exports the model for inference when training ends; see `composer.inference.export_for_inference`.

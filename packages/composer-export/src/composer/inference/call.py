@@ -14,8 +14,6 @@ import torch
 
 from composer.models import ComposerModel
 
-__all__ = ["Call", "DynamicAxes", "OutputError", "Signature", "bind_sample", "infer_signature", "output_tensors"]
-
 DynamicAxes: TypeAlias = Mapping[str, Mapping[int, str] | Sequence[int]]
 """Axes whose sizes vary, by the name of the tensor: `{"image": {0: "batch"}}` or `{"image": [0]}`."""
 

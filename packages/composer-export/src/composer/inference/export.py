@@ -24,8 +24,6 @@ from composer.utils import dist, ensure_tuple, format_name_with_dist, is_uri, un
 if TYPE_CHECKING:
     from composer.loggers import Logger
 
-__all__ = ["Transform", "export_for_inference", "export_with_logger", "quantize_dynamic"]
-
 Transform: TypeAlias = Callable[[torch.nn.Module], torch.nn.Module]
 """A function that takes a model in evaluation mode and returns the model to export: the same one or another."""
 

@@ -17,8 +17,6 @@ import torch
 from composer.inference.call import Call, DynamicAxes, OutputError, Signature, infer_signature, output_tensors
 from composer.utils import StringEnum
 
-__all__ = ["ExportFormat", "check_format", "write"]
-
 log = logging.getLogger(__name__)
 
 _MAX_BYTES_IN_ONE_FILE = 2**31 - 2**20  # a protocol buffer holds less than 2 GiB; some room for the graph

@@ -45,8 +45,6 @@ if TYPE_CHECKING:
 else:
     _Trainer = object  # the user's class has one, which may be a subclass
 
-__all__ = ["ComposerMixin", "ComposerTrainer"]
-
 _LABELS = "labels"  # the key under which transformers finds the targets of `compute_loss_func`
 _FILE = "composer.pt"  # in a checkpoint; of several ranks, each has one of its own
 _OF_EVALUATION = (

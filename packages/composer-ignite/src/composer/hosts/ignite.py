@@ -33,8 +33,6 @@ from composer.models import ComposerModel
 from composer.models.base import total_loss
 from composer.utils.misc import needs_closure
 
-__all__ = ["IgniteRun"]
-
 _FEATURES: dict[Event | str, str] = {
     REPLACES_MODEL: "Pass the model that you want to train to `IgniteRun`.",
     SCALES_SCHEDULE: "Set `max_duration`, `max_epochs` and the schedules of Ignite.",

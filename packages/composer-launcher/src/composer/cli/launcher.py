@@ -18,8 +18,6 @@ from composer.cli._output import Outputs, print_message
 from composer.cli._plan import Plan, parse_plan
 from composer.cli._signals import Signals
 
-__all__ = ["main"]
-
 _LOOPBACK = "127.0.0.1"
 
 

@@ -44,8 +44,6 @@ from composer.loop import HostedRun
 from composer.loop.hosted_run import algorithms_in, forward_inputs
 from composer.models.base import total_loss
 
-__all__ = ["ComposeCallback"]
-
 _KEY = "composer"  # in Lightning's checkpoints
 _PRECISIONS = {"bf16-mixed": Precision.AMP_BF16, "16-mixed": Precision.AMP_FP16}
 _TRANSFORM = "Lightning loads a batch before training begins. Add the transform to the dataset yourself."

@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterator
 from threading import RLock
 from typing import Any
 
-__all__ = ["BarAwareStreams"]
-
 
 class BarAwareStreams:
     """While active, erases a bar before other code writes a line to the terminal; the bar then redraws itself.

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from composer.core import State
     from composer.loggers import Logger
 
-__all__ = ["NUM_EVAL_LOGGING_EVENTS", "ConsoleLogger"]
-
 NUM_EVAL_LOGGING_EVENTS = 11
 """The number of lines that an evaluation prints: one at its first batch and one at every tenth of it."""
 

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from composer.core import State
     from composer.loggers import Logger
 
-__all__ = ["FileLogger"]
-
 _WRITE_SECONDS = 1.0  # how far the file may lag behind, and the disk behind the file
 
 

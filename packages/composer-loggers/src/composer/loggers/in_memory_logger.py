@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from composer.core import State, Timestamp
     from composer.loggers import Logger
 
-__all__ = ["InMemoryLogger"]
-
 _IMMUTABLE = frozenset({float, int, str, bool, type(None)})
 _MAX_PENDING = 8192  # calls of `log_metrics`; limits the device memory of unread values
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from composer.core import State, Timestamp
     from composer.loggers import Logger
 
-__all__ = ["ProgressBarLogger"]
-
 _LIVE_SECONDS = 0.1  # between two redraws on a terminal
 _PLAIN_SECONDS = 30.0  # between two lines in a log file
 _GRAPHIC = "|{bar}|"

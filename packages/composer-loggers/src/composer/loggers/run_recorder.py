@@ -39,8 +39,6 @@ from composer.utils.file_helpers import without_password
 if TYPE_CHECKING:
     from composer.loggers import Logger
 
-__all__ = ["RunRecorder"]
-
 _SCHEMA = 1
 _HOST = "node_name"  # a hyperparameter of the Trainer that is left out: a recording names no hosts
 _ACTIONS_SECONDS = 10.0  # between two records of the actions of algorithms

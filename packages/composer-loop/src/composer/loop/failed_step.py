@@ -18,8 +18,6 @@ from composer.utils.batch_helpers import batch_get, fields_of, is_batch_dataclas
 if TYPE_CHECKING:
     from composer.core.state import State
 
-__all__ = ["describe_failed_step"]
-
 _log = logging.getLogger(__name__)
 _MAX_TENSORS = 12  # lines about the batch, and about the outputs
 

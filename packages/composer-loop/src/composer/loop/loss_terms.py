@@ -12,8 +12,6 @@ from composer.core.data_spec import DataSpec
 from composer.loss.utils import check_for_index_targets, class_weights_of, ignored_label, loss_setting
 from composer.utils.batch_helpers import batch_get, find_part
 
-__all__ = ["Count", "LossTerms", "share_of", "tensors_in", "weighted"]
-
 Count: TypeAlias = float | torch.Tensor
 """A number; a tensor if it depends on numbers on an accelerator, which are not read."""
 

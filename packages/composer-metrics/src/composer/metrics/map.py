@@ -10,8 +10,6 @@ from torchmetrics.detection.mean_ap import MeanAveragePrecision
 
 from composer.utils import MissingConditionalImportError
 
-__all__ = ["MAP"]
-
 
 class MAP(MeanAveragePrecision):
     """COCO mean average precision of bounding boxes: torchmetrics' `MeanAveragePrecision` with its defaults.

@@ -13,8 +13,6 @@ from composer.loss import soft_cross_entropy
 from composer.metrics._functional import check_class_scores, confusion_matrix, full_precision
 from composer.utils import check_finite, renamed_arguments
 
-__all__ = ["CrossEntropy", "Dice", "LossMetric", "MIoU"]
-
 
 class _MeanOverBatches(Metric):
     """Mean of one scalar per update. Every batch has the same weight, whatever its size."""

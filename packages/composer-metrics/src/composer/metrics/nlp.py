@@ -12,8 +12,6 @@ from torchmetrics import Metric
 
 from composer.metrics._functional import check_class_scores, full_precision, logits_of
 
-__all__ = ["BinaryF1Score", "LanguageCrossEntropy", "LanguagePerplexity", "MaskedAccuracy"]
-
 
 class MaskedAccuracy(Metric):
     """Fraction of correct predictions among the targets that are not masked, in [0, 1].

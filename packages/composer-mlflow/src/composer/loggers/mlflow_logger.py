@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from composer.core import State
     from composer.loggers import Logger
 
-__all__ = ["MLFlowLogger"]
-
 log = logging.getLogger(__name__)
 
 _METRICS_PER_REQUEST, _PARAMS_PER_REQUEST, _LONGEST_KEY = 1000, 100, 250

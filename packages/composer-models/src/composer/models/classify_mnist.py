@@ -8,8 +8,6 @@ from composer.models._building import Initializers, initialize
 from composer.models.tasks import ComposerClassifier
 from composer.utils import check_finite
 
-__all__ = ["MNISTNet", "mnist_model"]
-
 
 def mnist_model(num_classes: int = 10, initializers: Initializers = None) -> ComposerClassifier:
     """Create a small convolutional classifier of grayscale images of shape (N, 1, 28, 28).

@@ -18,8 +18,6 @@ from composer.models.resnet import RESNETS
 from composer.models.tasks import ComposerClassifier
 from composer.utils import check_finite, dist
 
-__all__ = ["DeepLabV3", "composer_deeplabv3"]
-
 _RATES = (12, 24, 36)  # of the paper, for features at 1/8 of the resolution
 
 

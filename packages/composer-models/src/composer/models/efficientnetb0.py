@@ -8,8 +8,6 @@ from composer.models._building import load_all_but, pretrained
 from composer.models.tasks import ComposerClassifier
 from composer.utils import check_finite
 
-__all__ = ["composer_efficientnetb0"]
-
 
 def composer_efficientnetb0(
     num_classes: int = 1000, drop_connect_rate: float = 0.2, *, weights: str | WeightsEnum | None = None

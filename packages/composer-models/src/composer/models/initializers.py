@@ -11,8 +11,6 @@ from torch import nn
 
 from composer.utils.string_enum import StringEnum
 
-__all__ = ["Initializer"]
-
 
 class Initializer(StringEnum):
     """Initializers of the layers of a model; each member is for some types of layers.

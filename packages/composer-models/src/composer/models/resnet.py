@@ -19,8 +19,6 @@ from composer.models.initializers import Initializer
 from composer.models.tasks import ComposerClassifier
 from composer.utils import check_finite
 
-__all__ = ["composer_resnet"]
-
 RESNETS = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
 _log = logging.getLogger(__name__)
 

@@ -10,8 +10,6 @@ from composer.models._building import Initializers, initialize
 from composer.models.tasks import ComposerClassifier
 from composer.utils import check_finite
 
-__all__ = ["ResNet9", "ResNetCIFAR", "composer_resnet_cifar"]
-
 
 def composer_resnet_cifar(
     model_name: str, num_classes: int = 10, initializers: Initializers = None

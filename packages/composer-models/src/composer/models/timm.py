@@ -9,8 +9,6 @@ from torch import nn
 from composer.models.tasks import ComposerClassifier
 from composer.utils import check_finite
 
-__all__ = ["composer_timm"]
-
 _BATCH_NORMS = nn.modules.batchnorm._BatchNorm
 
 

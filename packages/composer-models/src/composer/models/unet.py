@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from composer.metrics import Dice
 
-__all__ = ["UNet", "UNet3D", "UNetModule"]
-
 _CONVS: dict[int, Any] = {2: nn.Conv2d, 3: nn.Conv3d}
 _UP_CONVS: dict[int, Any] = {2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}
 _NORMS: dict[str, dict[int, Callable[[int], nn.Module]]] = {

@@ -10,8 +10,6 @@ from torchvision.models import VisionTransformer
 from composer.models.tasks import ComposerClassifier
 from composer.utils import check_finite
 
-__all__ = ["vit_small_patch16"]
-
 _PATCH = 16
 _WIDTH = 384
 

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from composer.core import State
     from composer.loggers import Logger
 
-__all__ = ["NeptuneLogger"]
-
 log = logging.getLogger(__name__)
 
 _MODES = ("async", "sync", "offline", "read-only", "debug")

@@ -15,8 +15,6 @@ from torch.optim.sgd import sgd
 
 from composer.utils import check_finite, dist, local_part
 
-__all__ = ["DecoupledAdamW", "DecoupledSGDW"]
-
 _log = logging.getLogger(__name__)
 
 Metric = Callable[[Tensor, dict[str, Any], Tensor], Tensor]

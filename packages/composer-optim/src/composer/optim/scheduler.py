@@ -43,26 +43,6 @@ from composer.utils.interval_scheduler import check_has_tokens
 if TYPE_CHECKING:
     from composer.core import State
 
-__all__ = [
-    "ComposerScheduler",
-    "ConstantScheduler",
-    "ConstantWithWarmupScheduler",
-    "CosineAnnealingScheduler",
-    "CosineAnnealingWarmRestartsScheduler",
-    "CosineAnnealingWithWarmupScheduler",
-    "ExponentialScheduler",
-    "LinearScheduler",
-    "LinearWithWarmupScheduler",
-    "MultiStepScheduler",
-    "MultiStepWithWarmupScheduler",
-    "PolynomialScheduler",
-    "PolynomialWithWarmupScheduler",
-    "StepScheduler",
-    "WarmupStableDecayScheduler",
-    "compile_composer_scheduler",
-    "scale_pytorch_scheduler",
-]
-
 _log = logging.getLogger(__name__)
 
 

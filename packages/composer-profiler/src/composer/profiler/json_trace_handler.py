@@ -23,8 +23,6 @@ from composer.utils import (
     int_at_least,
 )
 
-__all__ = ["JSONTraceHandler"]
-
 
 class JSONTraceHandler(TraceHandler):
     """Trace handler that writes each cycle of a profile as one file per rank, and all of them as one timeline.

@@ -14,8 +14,6 @@ from composer.profiler.profiler_action import ProfilerAction
 if TYPE_CHECKING:
     from composer.profiler.profiler import Profiler
 
-__all__ = ["Marker"]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 

@@ -18,8 +18,6 @@ from composer.profiler.torch_profiler import TorchProfiler
 from composer.profiler.trace_handler import TraceHandler
 from composer.utils import dist, ensure_tuple, is_uri
 
-__all__ = ["ClockSync", "Profiler"]
-
 _NUM_BARRIERS = 10  # enough that in one of them probably no rank is interrupted
 
 _ACTIONS = (ProfilerAction.WARMUP, ProfilerAction.ACTIVE, ProfilerAction.ACTIVE_AND_SAVE)

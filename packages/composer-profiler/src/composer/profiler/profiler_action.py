@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from composer.utils import StringEnum
 
-__all__ = ["ProfilerAction"]
-
 
 class ProfilerAction(StringEnum):
     """Action of a profiler during a batch, returned by a schedule.

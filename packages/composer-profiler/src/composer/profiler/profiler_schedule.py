@@ -9,8 +9,6 @@ from composer.core import State
 from composer.profiler.profiler_action import ProfilerAction
 from composer.utils import int_at_least
 
-__all__ = ["cyclic_schedule"]
-
 
 def cyclic_schedule(
     skip_first: SupportsIndex = 0,

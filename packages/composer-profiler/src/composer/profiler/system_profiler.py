@@ -16,8 +16,6 @@ from composer.profiler._bound import profiler_of
 from composer.profiler.profiler_action import ProfilerAction
 from composer.utils import check_finite
 
-__all__ = ["SystemProfiler"]
-
 log = logging.getLogger(__name__)
 
 _GB = 2**30

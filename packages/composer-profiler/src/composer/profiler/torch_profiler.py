@@ -20,8 +20,6 @@ from composer.profiler.profiler_action import ProfilerAction
 from composer.profiler.utils import export_memory_timeline_html
 from composer.utils import dist, ensure_folder_has_no_conflicting_files, format_name_with_dist, int_at_least
 
-__all__ = ["TorchProfiler"]
-
 log = logging.getLogger(__name__)
 
 _ACTIONS = {

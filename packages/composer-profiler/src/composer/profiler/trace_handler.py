@@ -7,8 +7,6 @@ from pathlib import Path
 
 from composer.core import Callback, Timestamp
 
-__all__ = ["TraceHandler"]
-
 
 class TraceHandler(Callback):
     """Base class of receivers of a profile's events. Override the methods it supports; it is also a callback.

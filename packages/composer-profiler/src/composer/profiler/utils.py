@@ -16,8 +16,6 @@ from composer.utils import check_finite
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["export_memory_timeline_html"]
-
 _GIB = 2**30
 _PAGE = """<!DOCTYPE html>
 <html>

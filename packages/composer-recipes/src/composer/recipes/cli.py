@@ -24,8 +24,6 @@ from composer.recipes._run import PROFILED, Comparison
 from composer.recipes._task import Task
 from composer.utils import dist
 
-__all__ = ["RECIPES", "main", "make_parser", "make_recipes"]
-
 T = TypeVar("T")
 
 RECIPES = {

@@ -22,8 +22,6 @@ from composer.recipes._images import CLASSIFICATION, Augmentation, ImageSet, che
 from composer.recipes._networks import ResNet
 from composer.recipes._task import Task
 
-__all__ = ["TASK", "Data", "Network", "composed", "plain"]
-
 _TRAIN, _TEST = 500, 797  # the first and the last images; those in between are for choosing hyperparameters
 
 

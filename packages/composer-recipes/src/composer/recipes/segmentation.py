@@ -24,8 +24,6 @@ from composer.recipes._images import Augmentation, ImageSet, load_split
 from composer.recipes._parts import Metric, find_data
 from composer.recipes._task import Task
 
-__all__ = ["TASK", "Data", "Network", "composed", "make_scenes", "plain"]
-
 Norm: TypeAlias = Literal["batch", "group", "instance"]
 
 _ITEM = 28  # pixels

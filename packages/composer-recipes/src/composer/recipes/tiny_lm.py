@@ -24,8 +24,6 @@ from composer.recipes._parts import Metric, find_data
 from composer.recipes._task import Task
 from composer.utils import dist
 
-__all__ = ["TASK", "Data", "Network", "Text", "composed", "plain"]
-
 _SOURCE = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 _NAMES = ("tinyshakespeare.txt", "text/tinyshakespeare.txt")
 _TRAIN = 0.9  # the fraction of the text to train on; the rest is for testing

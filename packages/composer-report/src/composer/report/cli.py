@@ -10,8 +10,6 @@ from composer.report._find import RunNotFoundError, find_runs
 from composer.report._html import count, size
 from composer.report._page import write_report
 
-__all__ = ["main"]
-
 _DESCRIPTION = (
     "Write one HTML page about a recorded training run, or one that compares several. The page needs no network."
 )

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from composer.core import State
     from composer.loggers import Logger
 
-__all__ = ["SlackLogger"]
-
 log = logging.getLogger(__name__)
 
 _MAX_BLOCKS = 50  # of one message, which is Slack's limit

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from composer.loggers import Logger
     from composer.loggers._event_file import EventWriter
 
-__all__ = ["TensorboardLogger"]
-
 
 class TensorboardLogger(LoggerDestination):
     """Logger that writes event files, which `tensorboard --logdir tensorboard_logs` shows.

@@ -12,8 +12,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from composer.core import Algorithm
 
-__all__ = ["HostProblem"]
-
 
 class HostProblem:
     """A small problem on which an adapter of another trainer is compared with our own: the weights must be equal.

@@ -63,8 +63,6 @@ from composer.utils import (
 from composer.utils.import_helpers import import_from_distribution
 from composer.utils.interval_scheduler import check_interval_function
 
-__all__ = ["CheckpointSaver"]
-
 log = logging.getLogger(__name__)
 
 NOT_RESUMABLE = "is not a checkpoint that a run can resume from: it holds only weights, or another program's data"

@@ -14,8 +14,6 @@ from composer.checkpoint.storage import ObjectStoreTransientError, Progress, Sto
 from composer.checkpoint.upload import Uploader
 from composer.utils.retrying import DeliveryDeadline
 
-__all__ = ["CheckpointUploads"]
-
 log = logging.getLogger(__name__)
 
 

@@ -14,8 +14,6 @@ from composer.core import Callback, Event, State
 from composer.loggers import Logger
 from composer.utils import unwrapped_model
 
-__all__ = ["LoadCheckpoint"]
-
 
 class LoadCheckpoint(Callback):
     """Loads a checkpoint each time an event occurs: by default once, before the run's own `load_path`.

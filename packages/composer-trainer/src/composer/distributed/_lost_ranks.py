@@ -16,8 +16,6 @@ import torch.distributed
 
 from composer.core import ComposerError
 
-__all__ = ["LostRankDetector", "LostRankError"]
-
 # Messages of gloo, NCCL and the store. Gloo's errors have no class of their own.
 _COMMUNICATION = re.compile(r"gloo/|Connection (closed|reset) by peer|Timed out waiting|Broken pipe|NCCL error")
 _TIMEOUT = re.compile(r"timed? ?out", re.IGNORECASE)

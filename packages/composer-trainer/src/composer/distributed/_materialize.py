@@ -11,8 +11,6 @@ import torch.distributed
 from composer.distributed.ddp import exchange
 from composer.utils import dist, reproducibility
 
-__all__ = ["init_fn_of", "materialize", "own_modules", "place_model", "uninitialized"]
-
 
 def uninitialized(model: torch.nn.Module, host_group: Any = None) -> set[torch.nn.Module]:
     """Return the modules to initialize: those on the meta device on rank 0. A collective operation.

@@ -10,8 +10,6 @@ import torch
 from composer.checkpoint.sharded_tensors import shard_like
 from composer.utils.module_surgery import has_own_state_dict
 
-__all__ = ["OptimizerParameters"]
-
 
 class OptimizerParameters:
     """Stores the names of the parameters in optimizers, to replace them after the model is sharded.

@@ -8,8 +8,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["Unit", "plan_units"]
-
 _OPTIONS = {"mesh", "mp_policy", "offload_policy", "reshard_after_forward", "shard_placement_fn"}
 
 

@@ -13,8 +13,6 @@ from torch.utils.checkpoint import checkpoint
 
 from composer.distributed._units import Unit
 
-__all__ = ["apply_ac", "lighten_activations"]
-
 
 def lighten_activations(
     model: torch.nn.Module, units: Sequence[Unit], recompute: bool = True, offload: bool = False

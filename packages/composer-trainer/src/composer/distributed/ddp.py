@@ -16,15 +16,6 @@ from composer.utils import StringEnum, dist
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = [
-    "DDPSyncStrategy",
-    "ddp_sync_context",
-    "exchange",
-    "exchange_context",
-    "prepare_ddp_module",
-    "reduce_gradients",
-]
-
 
 class DDPSyncStrategy(StringEnum):
     """When the gradients of a batch are synchronized between ranks.

@@ -19,8 +19,6 @@ from composer.distributed.activation_checkpointing import lighten_activations
 from composer.utils import STR_TO_DTYPE, dist, reproducibility
 from composer.utils.parallelism import FSDP2Config
 
-__all__ = ["check_can_shard", "device_of", "is_unit", "shard_model"]
-
 log = logging.getLogger(__name__)
 
 _COMPUTE = {

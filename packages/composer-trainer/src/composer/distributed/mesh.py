@@ -7,8 +7,6 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from composer.utils import ParallelismType, dist
 from composer.utils.parallelism import FSDP2Config
 
-__all__ = ["REPLICATE", "SHARD", "TENSOR", "make_mesh", "mesh_shape"]
-
 REPLICATE = ParallelismType.DATA_PARALLEL_REPLICATE.value
 """The mesh dimension of data parallelism with a copy of the parameters on each rank."""
 SHARD = ParallelismType.DATA_PARALLEL_SHARD.value

@@ -14,8 +14,6 @@ from composer.utils import dist
 from composer.utils.parallelism import FSDP2Config
 from composer.utils.reproducibility import MAX_SEED
 
-__all__ = ["parallelize_composer_model"]
-
 
 def parallelize_composer_model(
     composer_model: ComposerModel,

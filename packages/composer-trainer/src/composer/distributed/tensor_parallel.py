@@ -11,8 +11,6 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from composer.distributed._optimizers import OptimizerParameters
 
-__all__ = ["divide_layers"]
-
 
 def divide_layers(
     model: torch.nn.Module,

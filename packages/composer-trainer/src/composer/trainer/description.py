@@ -15,8 +15,6 @@ from composer.core import State
 from composer.core.display import call_of, name_of_model, name_of_optimizer
 from composer.utils import dist
 
-__all__ = ["describe_run"]
-
 _SECONDS_FOR_GIT = 5
 
 

@@ -9,8 +9,6 @@ import torch
 
 from composer.loggers import DeferredValue
 
-__all__ = ["RunHistory"]
-
 _MAX_LOSSES = 1024  # losses
 
 

@@ -12,8 +12,6 @@ from composer.utils import MissingConditionalImportError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["plot"]
-
 _WIDTH, _HEIGHT, _COLUMNS = 5.0, 3.0, 3  # inches of one plot, and plots in a row
 
 

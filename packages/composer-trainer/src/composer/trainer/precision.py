@@ -13,14 +13,6 @@ from composer.core.precision import validate_precision
 from composer.devices import Device
 from composer.utils import dist
 
-__all__ = [
-    "ClosureGradScaler",
-    "parse_precision",
-    "resolve_precision",
-    "step_scaled",
-    "unscale",
-]
-
 
 def parse_precision(precision: str | int | torch.dtype | Precision) -> Precision:
     """Convert a name to a `Precision`.

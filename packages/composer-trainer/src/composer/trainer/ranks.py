@@ -34,8 +34,6 @@ from composer.distributed.ddp import (
 from composer.loop.loss_terms import Count
 from composer.utils import dist
 
-__all__ = ["DataParallel", "SingleProcess", "check_same_structure", "flatten_metrics", "num_data_shards", "set_epoch"]
-
 T = TypeVar("T")
 
 

@@ -14,8 +14,6 @@ from composer.loggers import Logger, LoggerDestination
 from composer.utils import format_name_with_dist, is_uri, parse_uri
 from composer.utils.retrying import DeliveryDeadline
 
-__all__ = ["RemoteFiles", "check_uris"]
-
 
 class RemoteFiles(LoggerDestination):
     """Uploads files whose names are URIs in the background; ignores other names.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["ARGUMENTS_OF_OTHERS", "METHODS_OF_OTHERS", "REMOVED_ARGUMENTS"]
-
 _CLIPPING = "Write `algorithms=[GradientClipping(clipping_type='norm', clipping_threshold=...)]`."
 _FSDP = "Write `parallelism_config={'fsdp': {...}}`."
 _LAUNCH = "Write `device='gpu'`, and start one process for each GPU: `composer -n 8 script.py`."

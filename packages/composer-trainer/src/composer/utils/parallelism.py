@@ -14,8 +14,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from composer.utils import dist
 from composer.utils.misc import STR_TO_DTYPE, plain_int
 
-__all__ = ["FSDP2Config", "FSDPConfig", "ParallelismConfig", "TPConfig"]
-
 _STRATEGIES = {
     "FULL_SHARD": (True, False),
     "SHARD_GRAD_OP": (False, False),

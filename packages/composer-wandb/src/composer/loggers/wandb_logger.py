@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from composer.core import State
     from composer.loggers import Logger
 
-__all__ = ["WandBLogger"]
-
 _open_runs: set[str] = set()  # ids of the runs that loggers have opened and not finished
 
 

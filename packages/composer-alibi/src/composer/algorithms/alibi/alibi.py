@@ -16,8 +16,6 @@ from composer.core import REPLACES_ATTENTION, RESHAPES_SEQUENCES, TRANSFORMS_BAT
 from composer.loggers import Logger
 from composer.utils import MissingConditionalImportError, check_finite, check_integers, module_surgery, plain_number
 
-__all__ = ["Alibi", "apply_alibi"]
-
 _log = logging.getLogger(__name__)
 
 

@@ -20,8 +20,6 @@ from composer.loggers import Logger
 from composer.utils import check_integers, plain_number
 from composer.utils.batch_helpers import batch_get, batch_set, find_part
 
-__all__ = ["AlternatingFlip", "FlippedDataset", "compute_flip_parities", "flip_batch"]
-
 
 def compute_flip_parities(num_samples: int, seed: int = 42) -> torch.Tensor:
     """Return the parity of the hash h of each sample, which decides in which epochs its image is mirrored.

@@ -22,8 +22,6 @@ from composer.core import AUGMENTS_IMAGES, MIXES_AUGMENTATIONS, Algorithm, Event
 from composer.loggers import Logger
 from composer.utils import check_finite, check_integers, plain_number
 
-__all__ = ["AugMix", "AugmentAndMixTransform", "augment_and_mix", "augmix_image"]
-
 T = TypeVar("T")
 
 

@@ -16,8 +16,6 @@ from composer.core import CHANGES_BATCH_SIZE, Algorithm, Event, Placement, State
 from composer.loggers import Logger
 from composer.utils import check_integers, dist, plain_number
 
-__all__ = ["BatchSizeWarmup", "WarmupBatchSampler", "compute_batch_size", "estimate_noise_scale"]
-
 _SHAPES = ("linear", "doubling")
 
 

@@ -13,8 +13,6 @@ from composer.core import REPLACES_BLOCKS, REPLACES_CONVS, WRAPS_CONVS, Algorith
 from composer.loggers import Logger
 from composer.utils import check_flags, check_integers, module_surgery, plain_number
 
-__all__ = ["BlurPool", "apply_blurpool"]
-
 
 def apply_blurpool(
     model: nn.Module,

@@ -14,8 +14,6 @@ from torch.jit import is_scripting, is_tracing  # type: ignore[attr-defined]
 
 from composer.utils.module_surgery import overrides_forward
 
-__all__ = ["BlurConv2d", "BlurMaxPool2d", "BlurPool2d", "blur_2d", "blurmax_pool2d"]
-
 Pair = tuple[int, int]
 Size = int | Pair
 

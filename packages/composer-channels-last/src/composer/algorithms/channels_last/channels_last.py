@@ -11,9 +11,6 @@ from composer.core import CHANGES_LAYERS, CHANGES_MEMORY_FORMAT, REPLACES_MODEL,
 from composer.loggers import Logger
 from composer.utils import module_surgery
 
-__all__ = ["ChannelsLast", "apply_channels_last"]
-
-
 _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 

@@ -18,8 +18,6 @@ import torch.nn.functional as F
 
 from composer.utils import MissingConditionalImportError, check_finite, check_integers
 
-__all__ = ["check_arguments", "compute_chunked_cross_entropy"]
-
 _REDUCTIONS = ("mean", "sum", "none")
 _KERNELS = (None, "torch", "liger")
 

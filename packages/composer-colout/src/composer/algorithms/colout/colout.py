@@ -25,8 +25,6 @@ from composer.utils import check_finite, check_flags, plain_number
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["ColOut", "ColOutTransform", "batch_colout", "colout", "colout_batch"]
-
 T = TypeVar("T")
 
 

@@ -7,8 +7,6 @@ import os
 from composer.checkpoint.storage import direct_storage
 from composer.utils.object_store.storage_object_store import StorageObjectStore, as_folder, bucket_name
 
-__all__ = ["GCSObjectStore"]
-
 
 class GCSObjectStore(StorageObjectStore):
     """A bucket of Google Cloud Storage. Needs the extra `gcs` of composer-checkpoint.

@@ -19,8 +19,6 @@ from composer.utils.object_store.object_store import (
 )
 from composer.utils.reference_helpers import iterate_with_callback
 
-__all__ = ["LibcloudObjectStore"]
-
 _PASSING = ("408", "409", "425", "429", "500", "503", "504")  # of HTTP
 
 

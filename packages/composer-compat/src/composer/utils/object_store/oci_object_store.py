@@ -11,8 +11,6 @@ from typing import Any
 from composer.checkpoint.storage import Connection, Storage, check_installed
 from composer.utils.object_store.storage_object_store import StorageObjectStore, as_folder, bucket_name
 
-__all__ = ["OCIObjectStore"]
-
 _DEFAULT_CONFIG = "~/.oci/config"
 
 

@@ -12,8 +12,6 @@ from typing import Any
 from composer.checkpoint.storage import StorageError, direct_storage
 from composer.utils.object_store.storage_object_store import StorageObjectStore, as_folder, bucket_name
 
-__all__ = ["S3ObjectStore"]
-
 
 class S3ObjectStore(StorageObjectStore):
     """A bucket of S3, or of a store with the same protocol. Needs the extra `s3` of composer-checkpoint.

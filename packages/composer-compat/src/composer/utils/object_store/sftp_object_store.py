@@ -9,8 +9,6 @@ from urllib.parse import unquote, urlsplit
 from composer.checkpoint.storage import Storage, check_installed, sftp_connection, without_password
 from composer.utils.object_store.storage_object_store import StorageObjectStore
 
-__all__ = ["SFTPObjectStore"]
-
 
 class SFTPObjectStore(StorageObjectStore):
     """A folder of a server, through SFTP. Needs the extra `sftp` of composer-checkpoint.

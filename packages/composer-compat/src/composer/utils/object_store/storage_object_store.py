@@ -10,8 +10,6 @@ from typing import Any
 from composer.checkpoint.storage import Storage, direct_storage
 from composer.utils.object_store.object_store import ObjectStore, check_destination
 
-__all__ = ["FsspecObjectStore", "StorageObjectStore", "as_folder", "bucket_name"]
-
 
 class StorageObjectStore(ObjectStore):
     """An object store in a `Storage`, which retries transient failures and checks that files arrive completely.

@@ -15,8 +15,6 @@ from composer.utils.object_store.object_store import (
     download_target,
 )
 
-__all__ = ["UCObjectStore"]
-
 _PART = 1 << 20
 
 

@@ -17,15 +17,6 @@ from composer.utils.import_helpers import MissingConditionalImportError
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = [
-    "has_pixel_maps",
-    "image_as_type",
-    "image_size",
-    "is_pillow_image",
-    "map_pillow_function",
-    "moves_with_pixels",
-]
-
 T = TypeVar("T")
 _POSITIONS = frozenset({"bbox", "bboxes", "boxes", "keypoints"})  # keys of batches and targets for detection
 

@@ -29,8 +29,6 @@ import torch
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["AugmentationFn", "as_augmentation_set", "augmentation_sets"]
-
 AugmentationFn = Callable[["Image", float], "Image"]
 """A function of a PIL image and a level that returns a new image."""
 

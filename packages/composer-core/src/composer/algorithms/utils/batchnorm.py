@@ -24,8 +24,6 @@ from composer.utils.misc import model_eval_mode, unwrapped_model
 from composer.utils.numbers import check_integers
 from composer.utils.reproducibility import seed_context
 
-__all__ = ["BatchNormRecalibration", "recalibrate_batchnorm"]
-
 _log = logging.getLogger(__name__)
 _STATISTICS = ("running_mean", "running_var")
 

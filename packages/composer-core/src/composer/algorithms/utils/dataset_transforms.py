@@ -15,14 +15,6 @@ from composer.utils.misc import add_vision_dataset_transform
 if TYPE_CHECKING:
     from composer.core.state import State
 
-__all__ = [
-    "add_dataset_transform",
-    "add_training_transform",
-    "check_targets_stay",
-    "check_training_transform",
-    "has_dataset_transform",
-]
-
 
 def check_training_transform(state: State, transform: Callable[[Any], Any], advice: str) -> None:
     """Check that a transform can be added to the training dataset, and does not affect evaluation data.

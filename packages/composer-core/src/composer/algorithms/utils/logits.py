@@ -10,8 +10,6 @@ import torch
 from composer.core.state import State
 from composer.utils import unwrapped_model
 
-__all__ = ["add_to_loss", "labels_and_mask", "logits_of", "shifts_labels"]
-
 
 def logits_of(outputs: Any, name: str) -> torch.Tensor:
     """Return the logits in the outputs of a model.

@@ -15,8 +15,6 @@ from composer.loss.loss import is_mean_of_classes
 from composer.loss.utils import class_weights_of, ensure_targets_one_hot, ignored_label
 from composer.utils.misc import unwrapped_model
 
-__all__ = ["check_alpha", "draw_beta", "mix_loss", "mix_targets"]
-
 
 def check_alpha(alpha: Any) -> None:
     """Check the parameter of a symmetric Beta distribution.

@@ -12,8 +12,6 @@ from composer.core.event import Event
 from composer.core.precision import Precision
 from composer.utils import module_surgery
 
-__all__ = ["check_apply_at", "convert_norm", "is_low_precision", "replace_norms"]
-
 M = TypeVar("M", bound=nn.Module)
 
 _APPLY_AT = (Event.INIT, Event.BEFORE_LOAD, Event.AFTER_LOAD)

@@ -12,8 +12,6 @@ import torch
 from composer.utils import dist, local_part
 from composer.utils.misc import is_model_fsdp2, unwrapped_model
 
-__all__ = ["Pairs", "StoredWeights", "average_dtype", "checksum_of", "is_averaged_buffer", "reshard"]
-
 _CHUNK = 2**22  # elements per step of a checksum: bounds its memory
 _SLICE = 32  # tensors exchanged at once: fused, without a second copy of the whole model
 

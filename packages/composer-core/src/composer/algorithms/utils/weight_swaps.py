@@ -15,18 +15,6 @@ from composer.core.event import Event
 from composer.core.state import State
 from composer.core.time import Time, TimeUnit
 
-__all__ = [
-    "CHECKPOINT_EVENTS",
-    "RESTORE_EVENTS",
-    "SwapTimes",
-    "has_passed",
-    "is_saving",
-    "parse_time",
-    "run_length",
-    "warn_of_changes",
-    "weights_to_save",
-]
-
 _log = logging.getLogger(__name__)
 
 CHECKPOINT_EVENTS = (Event.BATCH_CHECKPOINT, Event.EPOCH_CHECKPOINT, Event.ITERATION_CHECKPOINT)

@@ -33,8 +33,6 @@ from composer.utils.misc import unwrapped_model
 if TYPE_CHECKING:
     from composer.core.state import State
 
-__all__ = ["integrations", "load", "load_model", "metadata", "model_state", "state_dict_of", "upgrade_state_dict"]
-
 _COLLECTIONS = ("schedulers", "callbacks")
 _log = logging.getLogger(__name__)
 

@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["load_metrics", "metrics_state"]
-
 
 def metrics_state(metrics: dict[str, Any]) -> dict[str, Any]:
     """Return the states of metrics by name."""

@@ -21,8 +21,6 @@ from composer.utils.module_surgery import has_own_state_dict
 if TYPE_CHECKING:
     from composer.core.state import State
 
-__all__ = ["load_optimizers", "named", "numbered", "optimizer_state", "optimizers_state"]
-
 
 def numbered(pairs: Iterable[tuple[str, Any]]) -> Iterable[tuple[str, Any]]:
     """Yield the pairs; repeated names are numbered: `"name"`, `"name#2"`, ..."""

@@ -13,8 +13,6 @@ from composer.core.time import Time, TimeUnit
 if TYPE_CHECKING:
     from composer.core.algorithm import Algorithm
 
-__all__ = ["rebuild"]
-
 _ENUMS: dict[str, Any] = {"Event": Event, "Precision": Precision, "TimeUnit": TimeUnit}
 _NUMBERS = {"inf": math.inf, "nan": math.nan}
 _SEQUENCES = {ast.List: list, ast.Tuple: tuple, ast.Set: set}

@@ -27,8 +27,6 @@ from composer.utils.misc import unwrapped_model
 if TYPE_CHECKING:
     from composer.core.state import State
 
-__all__ = ["add_required_algorithms"]
-
 _GROUP = "composer.algorithms"
 
 

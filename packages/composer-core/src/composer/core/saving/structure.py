@@ -9,8 +9,6 @@ import torch
 if TYPE_CHECKING:
     from composer.core.state import State
 
-__all__ = ["ModelSnapshot"]
-
 
 class ModelSnapshot:
     """A snapshot of the modules, parameters and hooks of a model, and of the parameters in its optimizers.

@@ -27,8 +27,6 @@ from composer.loggers import Logger
 from composer.loss.utils import dense_targets
 from composer.utils import check_flags, plain_number
 
-__all__ = ["CutMix", "cutmix", "cutmix_batch"]
-
 Box = tuple[int, int, int, int]
 """(x1, y1, x2, y2)."""
 

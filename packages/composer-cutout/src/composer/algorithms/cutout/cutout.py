@@ -20,8 +20,6 @@ from composer.core import (
 from composer.loggers import Logger
 from composer.utils import check_finite, check_flags, check_integers, plain_number
 
-__all__ = ["CutOut", "cutout_batch"]
-
 ImageT = TypeVar("ImageT")
 
 

@@ -28,8 +28,6 @@ from composer.loss.utils import ignored_label
 from composer.models import ComposerModel
 from composer.utils import check_finite, check_flags, plain_number
 
-__all__ = ["Distillation", "compute_distillation_loss"]
-
 
 def compute_distillation_loss(
     logits: torch.Tensor,

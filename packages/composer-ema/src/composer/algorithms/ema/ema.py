@@ -34,8 +34,6 @@ from composer.core import (
 from composer.loggers import Logger
 from composer.utils import check_finite, check_flags, plain_number, unwrapped_model
 
-__all__ = ["EMA", "EMAParameters", "compute_ema"]
-
 _SPAN = 10  # during the warmup, the mean age of the averaged weights is the training so far divided by this
 _MOST_OF_FIRST = 0.1
 # Checkpoints without a number of updates were written without warmup, and continue without it.

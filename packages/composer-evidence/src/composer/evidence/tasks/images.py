@@ -17,8 +17,6 @@ from composer.recipes import digits as digits_recipe
 from composer.recipes import fashion_mnist as fashion_recipe
 from composer.recipes.cifar10_resnet20 import Data as Cifar10Data
 
-__all__ = ["Images", "cifar10", "digits", "fashion_mnist", "fashion_mnist_long"]
-
 ACCURACY = Metric("MulticlassAccuracy", "accuracy", scale=100, unit="%", digits=2)
 _ADAMW = {"lr": Grid((1e-3, 3e-3, 1e-2)), "weight_decay": Grid((0.01, 0.1)), "warmup": Grid((0.1, 0.3), high=0.9)}
 _SGD = {"lr": Grid((0.1, 0.3, 1.0)), "weight_decay": Grid((5e-4, 5e-3)), "warmup": Grid((0.1, 0.3), high=0.9)}

@@ -17,8 +17,6 @@ from composer.metrics import LanguageCrossEntropy
 from composer.models import ComposerModel, HuggingFaceModel, create_gpt2
 from composer.recipes import AdamW, Metric, tiny_lm
 
-__all__ = ["Text", "shakespeare"]
-
 _PARTS = {"train": (0.0, 0.8), "validation": (0.8, 0.9), "test": (0.9, 1.0)}
 _GRID = {"lr": Grid((3e-3, 6e-3, 1.2e-2)), "weight_decay": Grid((0.01, 0.1)), "warmup": Grid((0.1, 0.3), high=0.9)}
 

@@ -30,13 +30,6 @@ from composer.core import (
 from composer.loggers import Logger
 from composer.utils import check_finite, check_flags, check_integers, module_surgery, plain_number
 
-__all__ = [
-    "LOG_NUM_CONV2D_REPLACEMENTS_KEY",
-    "LOG_NUM_LINEAR_REPLACEMENTS_KEY",
-    "Factorize",
-    "apply_factorization",
-]
-
 _FRACTION_HINT = "A value below 1, such as 0.25, is a fraction of the smaller size."
 
 LOG_NUM_CONV2D_REPLACEMENTS_KEY = "factorize/num_conv2d_replacements"

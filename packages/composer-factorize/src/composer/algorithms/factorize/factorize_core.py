@@ -8,8 +8,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-__all__ = ["LowRankSolution", "factorize_conv2d", "factorize_matrix"]
-
 
 @dataclass
 class LowRankSolution:

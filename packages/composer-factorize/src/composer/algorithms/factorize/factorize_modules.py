@@ -17,8 +17,6 @@ from composer.algorithms.factorize.factorize_core import (
     wide,
 )
 
-__all__ = ["FactorizedConv2d", "FactorizedLinear", "factorizing_could_speedup"]
-
 Size = int | tuple[int, int]
 
 

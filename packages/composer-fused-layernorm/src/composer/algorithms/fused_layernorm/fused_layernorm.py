@@ -22,8 +22,6 @@ from composer.core import (
 )
 from composer.loggers import Logger
 
-__all__ = ["FusedLayerNorm", "MixedLayerNorm", "apply_fused_layernorm"]
-
 _LOW = (torch.bfloat16, torch.float16)
 
 

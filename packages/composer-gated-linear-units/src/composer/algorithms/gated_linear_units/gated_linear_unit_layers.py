@@ -7,8 +7,6 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-__all__ = ["BERTGatedFFOutput"]
-
 
 class BERTGatedFFOutput(nn.Module):
     """A feed-forward block of BERT with a gate, its residual connection and its norm.

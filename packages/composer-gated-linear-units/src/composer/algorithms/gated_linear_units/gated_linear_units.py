@@ -16,8 +16,6 @@ from composer.core import ADDS_NORMS, REPLACES_FEEDFORWARD, Algorithm, Event, Pl
 from composer.loggers import Logger
 from composer.utils import MissingConditionalImportError, check_flags, module_surgery
 
-__all__ = ["GatedLinearUnits", "apply_gated_linear_units", "from_BertIntermediate", "from_BertOutput"]
-
 Activation = Callable[[torch.Tensor], torch.Tensor]
 
 

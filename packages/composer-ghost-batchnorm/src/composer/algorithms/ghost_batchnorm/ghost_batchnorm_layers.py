@@ -6,8 +6,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from composer.utils import check_integers
 
-__all__ = ["GhostBatchNorm1d", "GhostBatchNorm2d", "GhostBatchNorm3d"]
-
 
 class _GhostBatchNorm(nn.Module):
     """Batch normalization of `ceil(N / g)` parts of the batch, whose sizes differ by at most one.
@@ -114,4 +112,5 @@ _GHOSTS: dict[type[_BatchNorm], type[_GhostBatchNorm]] = {
 
 
 def check_ghost_batch_size(ghost_batch_size: int) -> None:
+    """Raise ValueError unless the size is an integer of at least 1."""
     check_integers("32 is the default.", ghost_batch_size=ghost_batch_size, least=1)

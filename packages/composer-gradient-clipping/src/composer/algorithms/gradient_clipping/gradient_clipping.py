@@ -15,8 +15,6 @@ from composer.core import CLIPS_GRADIENTS, Algorithm, Event, Placement, State
 from composer.loggers import Logger
 from composer.utils import check_finite, plain_number
 
-__all__ = ["GradientClipping", "apply_agc", "apply_gradient_clipping"]
-
 _TYPES = ("norm", "value", "adaptive")
 _EPS = 1e-3  # value of the paper
 

@@ -14,8 +14,6 @@ from composer.core import REPLACES_DROPOUT, Algorithm, Event, Placement, State, 
 from composer.loggers import Logger
 from composer.utils import check_finite, check_integers, module_surgery, plain_number
 
-__all__ = ["GyroDropout", "GyroDropoutLayer", "apply_gyro_dropout"]
-
 
 # An operator of its own, because a graph cannot contain a generator.
 @torch.library.custom_op(

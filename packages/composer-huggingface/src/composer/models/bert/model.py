@@ -14,8 +14,6 @@ from composer.models.huggingface import HuggingFaceModel
 from composer.models.huggingface._factories import Plan, build
 from composer.utils import check_finite
 
-__all__ = ["create_bert_classification", "create_bert_mlm"]
-
 _DEFAULT_NAME = "bert-base-uncased"
 
 

@@ -11,8 +11,6 @@ from composer.metrics import LanguageCrossEntropy, LanguagePerplexity
 from composer.models.huggingface import HuggingFaceModel
 from composer.models.huggingface._factories import Plan, build
 
-__all__ = ["create_gpt2"]
-
 
 def create_gpt2(
     use_pretrained: bool = False,

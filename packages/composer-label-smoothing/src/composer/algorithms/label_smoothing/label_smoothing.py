@@ -14,8 +14,6 @@ from composer.loss.loss import is_mean_of_classes, is_multi_label
 from composer.loss.utils import class_weights_of, dense_targets, ignored_label, infer_target_type, loss_setting
 from composer.utils import check_finite, plain_number
 
-__all__ = ["LabelSmoothing", "smooth_labels"]
-
 
 def smooth_labels(
     logits: torch.Tensor,

@@ -14,8 +14,6 @@ from composer.algorithms.utils.stored_weights import average_dtype, is_averaged_
 from composer.utils import check_integers, is_uri, local_part, unwrapped_model
 from composer.utils.import_helpers import import_from_distribution
 
-__all__ = ["average_checkpoints", "average_weights"]
-
 _BATCH_IN_NAME = re.compile(r"(?<![A-Za-z])ba(\d+)")
 # The names that `torch.nn.utils.parametrizations.spectral_norm` gives to its power-iteration vectors.
 _POWER_ITERATION = re.compile(r"(?:.*\.)?parametrizations\.[^.]+\.\d+\._[uv]")

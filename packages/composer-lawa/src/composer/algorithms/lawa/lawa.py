@@ -29,8 +29,6 @@ from composer.core import (
 from composer.loggers import Logger
 from composer.utils import check_integers, local_part, unwrapped_model
 
-__all__ = ["LAWA"]
-
 
 class LAWA(Algorithm):
     """Latest weight averaging: evaluate and save the mean of the last weights, in place of the training weights.

@@ -40,8 +40,6 @@ from composer.utils import (
     unwrapped_model,
 )
 
-__all__ = ["PostHocEMA", "reconstruct_ema", "solve_ema_weights"]
-
 _WIDEST = 12**-0.5  # of gamma = 0: all weights so far count the same
 
 

@@ -15,8 +15,6 @@ from composer.loggers import Logger
 from composer.utils import check_finite, plain_number
 from composer.utils.iter_helpers import ensure_tuple
 
-__all__ = ["LayerFreezing", "freeze_layers"]
-
 Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 
 

@@ -31,8 +31,6 @@ from composer.core import (
 from composer.loggers import Logger
 from composer.utils import MissingConditionalImportError, check_finite, plain_number
 
-__all__ = ["LogitSoftcap", "apply_logit_softcap", "softcap_logits"]
-
 _NAME = "composer_logit_softcap"
 _CHILD = "logit_softcap"  # of a capped layer
 _SUPPORTED = ("eager", "sdpa")  # their masks have a value for each query and key

@@ -21,8 +21,6 @@ from composer.core import (
 )
 from composer.loggers import Logger
 
-__all__ = ["LPGroupNorm", "LowPrecisionGroupNorm", "apply_low_precision_groupnorm"]
-
 
 class LPGroupNorm(nn.GroupNorm):
     """A `torch.nn.GroupNorm` that computes in the dtype of autocast instead of float32.

@@ -22,8 +22,6 @@ from composer.core import (
 )
 from composer.loggers import Logger
 
-__all__ = ["LPLayerNorm", "LowPrecisionLayerNorm", "apply_low_precision_layernorm"]
-
 
 class LPLayerNorm(nn.LayerNorm):
     """A `torch.nn.LayerNorm` that computes in the dtype of autocast instead of float32.

@@ -20,8 +20,6 @@ from composer.core import (
 from composer.loggers import Logger
 from composer.utils import check_flags, plain_number
 
-__all__ = ["MixUp", "mixup_batch"]
-
 
 def mixup_batch(
     input: torch.Tensor,

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from torchmetrics import Metric, MetricCollection
     from torchmetrics.classification import MulticlassAccuracy
 
-__all__ = ["ComposerClassifier"]
-
 
 class ComposerClassifier(ComposerModel):
     """A classifier from any module that returns class scores, with loss and metrics, for batches (inputs, targets).

@@ -26,8 +26,6 @@ from composer.loggers import Logger
 from composer.utils import check_finite, check_flags, plain_number
 from composer.utils.module_surgery import has_own_state_dict
 
-__all__ = ["Muon", "build_muon"]
-
 
 def build_muon(
     model: nn.Module,

@@ -13,8 +13,6 @@ from torch.optim.optimizer import ParamsT
 
 from composer.utils import check_finite, check_flags, check_integers
 
-__all__ = ["COEFFICIENTS", "SCALES", "MuonOptimizer", "orthogonalize_matrix"]
-
 Coefficients = Sequence[tuple[float, float, float]]
 
 COEFFICIENTS: dict[str, Coefficients] = {

@@ -13,8 +13,6 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from composer.utils.module_surgery import find_adapter_layers
 
-__all__ = ["MuonMatrix", "MuonSplit", "split_muon_parameters"]
-
 _CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 # Names of layers that compute several matrices at once, and the number of these.
 _FUSED = {"c_attn": 3, "in_proj": 3, "in_proj_weight": 3, "qkv": 3, "qkv_proj": 3, "Wqkv": 3}

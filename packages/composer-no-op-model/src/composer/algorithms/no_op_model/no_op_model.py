@@ -13,8 +13,6 @@ from composer.loggers import Logger
 from composer.models import ComposerModel
 from composer.utils.batch_helpers import check_pair, find_part
 
-__all__ = ["NoOpModel", "NoOpModelClass"]
-
 
 class NoOpModelClass(ComposerModel):
     """A model that multiplies the targets by its only parameter, which is trained towards 1.

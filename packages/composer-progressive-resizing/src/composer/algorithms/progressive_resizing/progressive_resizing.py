@@ -13,8 +13,6 @@ from composer.core import CHANGES_RESOLUTION, DROPS_PIXELS, TRANSFORMS_BATCH, Al
 from composer.loggers import Logger
 from composer.utils import check_finite, check_flags, check_integers, plain_number
 
-__all__ = ["ProgressiveResizing", "resize_batch", "resize_inputs"]
-
 _MODES = ("crop", "resize")
 
 T = TypeVar("T")

@@ -13,8 +13,6 @@ from composer.core import ADDS_NORMS, REPLACES_ATTENTION, REPLACES_BLOCKS, Algor
 from composer.loggers import Logger
 from composer.utils import check_finite, check_integers, module_surgery, plain_number
 
-__all__ = ["HeadNorm", "QKNorm", "apply_qk_norm"]
-
 _KINDS = ("rms", "layer")
 _BY_HEAD = "query_key_value"
 # The names of the projections of queries and keys. The same name twice: one projection of queries, keys and values, in

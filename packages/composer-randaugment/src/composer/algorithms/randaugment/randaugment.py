@@ -23,8 +23,6 @@ from composer.utils import check_finite, check_integers, plain_number
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["RandAugment", "RandAugmentTransform", "randaugment", "randaugment_image"]
-
 T = TypeVar("T")
 
 

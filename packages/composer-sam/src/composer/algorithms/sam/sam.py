@@ -17,8 +17,6 @@ from composer.loggers import Logger
 from composer.utils import check_finite, check_flags, check_integers, local_part, plain_number
 from composer.utils.module_surgery import has_own_state_dict
 
-__all__ = ["SAM", "SAMOptimizer"]
-
 Tensors = list[torch.Tensor]
 
 

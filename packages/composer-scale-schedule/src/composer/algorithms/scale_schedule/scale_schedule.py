@@ -19,8 +19,6 @@ from composer.core import SCALES_SCHEDULE, Algorithm, Event, Placement, State
 from composer.loggers import Logger
 from composer.utils import check_finite, plain_number
 
-__all__ = ["ScaleSchedule", "scale_scheduler"]
-
 
 def scale_scheduler(scheduler: Any, ssr: float, orig_max_epochs: int | None = None) -> None:
     """Multiply the time constants of a learning rate scheduler, in place.

@@ -15,8 +15,6 @@ from torch.optim.optimizer import ParamsT
 
 from composer.utils import check_finite, check_integers
 
-__all__ = ["ExactModes", "ScheduleFreeAdamW", "ScheduleFreeSGD", "build_schedule_free", "restore_exactly"]
-
 
 class ExactModes(torch.optim.Optimizer):
     """Mixin, before an optimizer of `schedulefree`, with which `train` undoes `eval` bit for bit.

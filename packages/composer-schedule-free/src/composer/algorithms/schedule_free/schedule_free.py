@@ -41,8 +41,6 @@ from composer.core import (
 from composer.loggers import Logger
 from composer.utils import check_finite, plain_number, unwrapped_model
 
-__all__ = ["ScheduleFree"]
-
 
 def _parse_warmup(given: Any) -> Time[Any]:
     if isinstance(given, str):

@@ -13,8 +13,6 @@ import torch
 from composer.core import State, Timestamp, TimeUnit
 from composer.utils import dist
 
-__all__ = ["check_schedulers", "has_fallen"]
-
 _MOST_STEPS = 10_000
 _TOLERANCE = 1e-9  # relative; the recursive formulas of torch round
 

@@ -29,14 +29,6 @@ from composer.models import ComposerModel
 from composer.utils import check_finite, check_integers, plain_number
 from composer.utils.batch_helpers import batch_set
 
-__all__ = [
-    "SelectiveBackprop",
-    "do_selective_backprop",
-    "select_using_loss",
-    "selective_backprop",
-    "should_selective_backprop",
-]
-
 _INTERPOLATION = {3: "linear", 4: "bilinear", 5: "trilinear"}
 
 

@@ -23,8 +23,6 @@ from composer.loggers import Logger
 from composer.models.base import total_loss
 from composer.utils import check_finite, check_flags, check_integers, dist, plain_number
 
-__all__ = ["SeqLengthWarmup", "apply_curriculum", "apply_seq_length_warmup", "set_batch_sequence_length"]
-
 M = TypeVar("M", bound=Mapping[str, Any])
 
 

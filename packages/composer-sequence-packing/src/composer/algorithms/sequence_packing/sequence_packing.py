@@ -28,8 +28,6 @@ from composer.utils import check_flags, check_integers, model_eval_mode, plain_n
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
-__all__ = ["SequencePacking", "count_tokens", "make_block_mask", "make_document_mask", "pack_sequences"]
-
 _IGNORED = -100  # the label of a token without loss, in torch and transformers
 _CHECKED = 64  # tokens of a document in the check of a model, at most
 _PADDING = -1  # the document index of padding

@@ -9,8 +9,6 @@ from torch import nn
 
 from composer.utils import check_finite, check_integers
 
-__all__ = ["SqueezeExcite2d", "SqueezeExciteConv2d"]
-
 
 class SqueezeExcite2d(nn.Module):
     """Multiplies each channel by a weight in (0, 1) that depends on the means of all channels.
@@ -107,5 +105,6 @@ class SqueezeExciteConv2d(nn.Module):
 
 
 def check_latent_channels(latent_channels: float) -> None:
+    """Raise ValueError unless the number, or the fraction of the channels, is above 0."""
     hint = "Use for example 64, or 0.125 for an eighth of the channels."
     check_finite(hint, latent_channels=latent_channels, above=0)

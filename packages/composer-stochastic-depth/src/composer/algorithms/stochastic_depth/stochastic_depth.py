@@ -21,8 +21,6 @@ from composer.core import REPLACES_BLOCKS, Algorithm, Event, Placement, State, T
 from composer.loggers import Logger
 from composer.utils import check_finite, module_surgery, plain_number
 
-__all__ = ["StochasticDepth", "apply_stochastic_depth"]
-
 _STOCHASTIC_LAYER_MAPPING = {"ResNetBottleneck": (Bottleneck, make_resnet_bottleneck_stochastic)}
 
 

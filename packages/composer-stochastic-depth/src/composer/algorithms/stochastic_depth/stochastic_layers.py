@@ -13,15 +13,6 @@ from torchvision.models.resnet import Bottleneck
 
 from composer.utils import check_finite
 
-__all__ = [
-    "BlockStochasticBottleneck",
-    "BlockStochasticModule",
-    "SampleStochasticBottleneck",
-    "make_residual_block_stochastic",
-    "make_resnet_bottleneck_stochastic",
-]
-
-
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 

@@ -29,8 +29,6 @@ from composer.core import (
 from composer.loggers import Logger
 from composer.utils import check_finite, check_flags, check_integers, plain_number
 
-__all__ = ["SWA"]
-
 _log = logging.getLogger(__name__)
 
 _WHOLE_RUN = Time(1.0, TimeUnit.DURATION)

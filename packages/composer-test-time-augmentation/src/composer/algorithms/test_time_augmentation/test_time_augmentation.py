@@ -14,8 +14,6 @@ from composer.loggers import Logger
 from composer.utils import check_integers, plain_number
 from composer.utils.batch_helpers import batch_set
 
-__all__ = ["TestTimeAugmentation", "average_views"]
-
 # The weights of the views of each level, in the order of `_views`.
 _WEIGHTS = ((1.0,), (1 / 2, 1 / 2), (1 / 4, 1 / 4, 1 / 8, 1 / 8, 1 / 8, 1 / 8))
 _BEFORE = frozenset({Event.EVAL_BEFORE_FORWARD, Event.PREDICT_BEFORE_FORWARD})

@@ -48,8 +48,6 @@ from composer.utils import (
 )
 from composer.utils.compression import is_compressed_pt, is_tar
 
-__all__ = ["choose_checkpoint", "find_checkpoint"]
-
 log = logging.getLogger(__name__)
 
 _MAX_DOWNLOADS = 3  # of a file that arrives damaged

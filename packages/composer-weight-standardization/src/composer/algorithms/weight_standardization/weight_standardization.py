@@ -26,8 +26,6 @@ from composer.core import (
 from composer.loggers import Logger
 from composer.utils import check_integers, module_surgery, plain_number
 
-__all__ = ["WeightStandardization", "WeightStandardizer", "apply_weight_standardization"]
-
 _log = logging.getLogger(__name__)
 
 Conv = nn.Conv1d | nn.Conv2d | nn.Conv3d

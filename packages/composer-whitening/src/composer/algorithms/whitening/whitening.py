@@ -36,8 +36,6 @@ from composer.utils import check_finite, check_integers, dist, module_surgery, p
 from composer.utils.batch_helpers import batch_get
 from composer.utils.reproducibility import seed_context
 
-__all__ = ["Whitening", "WhiteningConv2d", "apply_whitening", "compute_whitening_filters"]
-
 Images = torch.Tensor | Iterable[torch.Tensor]
 Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 _CHUNK = 2**23  # values of patches that are in memory at a time

@@ -21,8 +21,6 @@ from composer.loggers import Logger
 from composer.loss.utils import check_for_index_targets, ignored_label
 from composer.utils import check_finite, check_flags, check_integers, plain_number
 
-__all__ = ["ZLoss", "compute_z_loss"]
-
 
 def compute_z_loss(
     logits: torch.Tensor,

@@ -28,8 +28,6 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from composer.algorithms.alibi.attention_surgery_functions.utils import PolicyRegistry
 
-__all__ = ["LinearBias", "add_bias", "attend", "check_attention", "share_biases"]
-
 _NAME = "composer_alibi"
 _SUPPORTED = ("eager", "sdpa")  # both accept an additive mask
 _CACHED = "_composer_alibi"  # attribute of a mask: its sum with the bias

@@ -16,8 +16,6 @@ from composer.algorithms.alibi.attention_surgery_functions.utils import (
     zero_and_freeze_expand_position_embeddings,
 )
 
-__all__ = ["register"]
-
 
 def register(registry: PolicyRegistry) -> None:
     """Add the policies of this module to a registry."""

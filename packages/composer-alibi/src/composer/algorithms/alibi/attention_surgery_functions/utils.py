@@ -13,15 +13,6 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-__all__ = [
-    "AlibiReplacementFunction",
-    "PolicyRegistry",
-    "get_alibi_head_slopes",
-    "policy_registry",
-    "register_alibi",
-    "zero_and_freeze_expand_position_embeddings",
-]
-
 _log = logging.getLogger(__name__)
 
 AlibiReplacementFunction = Callable[[nn.Module, int, int], nn.Module | None]

@@ -9,9 +9,6 @@ import torch
 from composer.core import TRANSFORMS_BATCH, Algorithm, Event, Placement, State
 from composer.loggers import Logger
 
-__all__ = ["__CLASS__", "__FUNCTION__"]
-
-
 def __FUNCTION__(
     input: torch.Tensor,
     target: torch.Tensor,

@@ -9,9 +9,6 @@ import torch
 from composer.core import CLIPS_GRADIENTS, Algorithm, Event, Placement, State
 from composer.loggers import Logger
 
-__all__ = ["__CLASS__", "__FUNCTION__"]
-
-
 def __FUNCTION__(parameters: Iterable[torch.Tensor], strength: float = 1.0) -> None:
     """Subtract from the gradient of each weight its mean over the inputs, in place.
 

@@ -7,9 +7,6 @@ import torch
 from composer.core import INTERPOLATES_LOSS, Algorithm, Event, Placement, State
 from composer.loggers import Logger
 
-__all__ = ["__CLASS__", "__FUNCTION__"]
-
-
 def __FUNCTION__(loss: torch.Tensor, logits: torch.Tensor, weight: float = 0.1) -> torch.Tensor:
     """Add to a loss a penalty for confident predictions: their negative entropy.
 

@@ -13,8 +13,6 @@ from composer.core import CHANGES_LAYERS, REPLACES_BLOCKS, REPLACES_FEEDFORWARD,
 from composer.loggers import Logger
 from composer.utils import module_surgery
 
-__all__ = ["__CLASS__", "__FUNCTION__"]
-
 Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 
 
