@@ -391,18 +391,41 @@ def shuffled(seed: int | None) -> DataLoader[Any]:
     return DataLoader(data, batch_size=4, shuffle=True, generator=generator)
 
 
+class KeepsItsPlace:
+    """A loader of four batches that saves its own position, like torchdata's, and never returns to its first batch."""
+
+    def __init__(self) -> None:
+        self.start = self.drawn = 0
+
+    def __len__(self) -> int:
+        return 4
+
+    def __iter__(self) -> Any:
+        self.drawn, self.start = self.start, 0
+        for batch in batches()[self.drawn :]:
+            self.drawn += 1
+            yield batch
+
+    def state_dict(self) -> dict[str, int]:
+        return {"drawn": self.drawn}
+
+    def load_state_dict(self, saved: dict[str, int]) -> None:
+        self.start = saved["drawn"]
+
+
 LOADERS: dict[str, Callable[[], Any]] = {
     "in order": batches,
+    "with a state": KeepsItsPlace,
     "shuffled by its generator": lambda: shuffled(5),
     "shuffled": lambda: shuffled(None),
 }
 
 
 @pytest.mark.parametrize("loader", LOADERS.values(), ids=LOADERS)
-@pytest.mark.parametrize("steps", [2, 4, 6])
-def test_a_resumed_run_ends_as_an_uninterrupted_one(steps: int, loader: Callable[[], Any]) -> None:
-    expected = train(make(network(0.5), dataloader=loader()))
-    killed = make(network(0.5), dataloader=loader())
+@pytest.mark.parametrize(("steps", "accumulate"), [(2, 1), (4, 1), (6, 1), (1, 2), (2, 2), (3, 2), (3, 3)])
+def test_a_resumed_run_ends_as_an_uninterrupted_one(steps: int, accumulate: int, loader: Callable[[], Any]) -> None:
+    expected = train(make(network(0.5), dataloader=loader(), accumulate=accumulate))
+    killed = make(network(0.5), dataloader=loader(), accumulate=accumulate)
     stepped(killed, steps)
     file = io.BytesIO()
     optimizer = killed.state.optimizers[0].state_dict()
@@ -411,7 +434,7 @@ def test_a_resumed_run_ends_as_an_uninterrupted_one(steps: int, loader: Callable
     saved = torch.load(file, weights_only=True)
 
     torch.manual_seed(31)
-    run = make(network(0.5), seed=9, dataloader=loader())
+    run = make(network(0.5), seed=9, dataloader=loader(), accumulate=accumulate)
     run.model.load_state_dict(saved["net"])
     run.load_state_dict(saved["run"])
     run.state.optimizers[0].load_state_dict(saved["optimizer"])

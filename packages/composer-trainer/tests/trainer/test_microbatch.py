@@ -10,9 +10,9 @@ from shared_runs import TwoPass
 
 from composer.core import Algorithm, Callback, DataSpec, Event, State
 from composer.loggers import Logger
+from composer.loop.generators import global_states
 from composer.testing import SimpleModel, deep_compare
 from composer.trainer import microbatch
-from composer.trainer.resume.generators import global_states
 from composer.trainer.trainer import _adjust_device_train_microbatch_size, _is_cuda_oom
 from composer.utils.reproducibility import seed_context
 

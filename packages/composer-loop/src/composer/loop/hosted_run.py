@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
-from itertools import islice
 from typing import Any, SupportsIndex, TypeVar
 
 import torch
@@ -30,12 +28,14 @@ from composer.core.engine import Engine, Plan
 from composer.core.event import Event
 from composer.core.logging import Logger, LoggerDestination
 from composer.core.ordering import ConflictError, Ordering
-from composer.core.precision import Precision, precision_context_of
+from composer.core.precision import Precision
 from composer.core.saving.optimizers import named
 from composer.core.state import State
-from composer.core.time import TimeInput, Timestamp, TimeUnit
+from composer.core.time import TimeInput, TimeUnit
+from composer.loop.driver import Driver, active_dataloader, copied
 from composer.loop.failed_step import describe_failed_step
-from composer.loop.loss_terms import Count, LossTerms, share_of, weighted
+from composer.loop.loss_terms import Count, LossTerms, share_of
+from composer.loop.position import LoaderPosition, set_epoch
 from composer.models.base import ComposerModel, total_loss
 from composer.utils import dist
 from composer.utils.iter_helpers import ensure_tuple
@@ -217,17 +217,18 @@ class HostedRun:
         self._set_loader(dataloader)
         destinations = [each for each in state.callbacks if isinstance(each, LoggerDestination)]
         self.engine = Engine(state, Logger(state, destinations))
+        self._driver = Driver(self.engine)
         self._wrapped: Callable[[Any], Any] | None = None
         self._phase, self._before_evaluation = _CREATED, _CREATED
         self._random = _RandomStream(state)
-        self._precision = _autocast_of(state)
-        self._is_taken = self.replays = self._is_announced = self._is_watching_optimizers = False
+        self._choose_autocast()
+        self._is_taken = self._is_marked = self.replays = self._is_announced = self._is_watching_optimizers = False
         self._stepped: str | None = None  # the optimizer that was stepped, by `step` or the loop
         self._is_distributed = False
         self._loaded: dict[str, Any] | None = None
-        self._order = _LoaderOrder(state)
+        self._position = LoaderPosition(state, accumulate=self.accumulate)
         self._backward: Callable[[torch.Tensor], object] | None = None
-        self._outer: tuple[Any, ...] = ()  # the loader and the batch to restore after an evaluation
+        self._outer = ExitStack()  # restores the loader and the batch after an evaluation
         self._lap_start = time.perf_counter()
         self._first_batch, self._is_described = 0, False  # of this call of `begin_fit`
         self._clear()
@@ -243,8 +244,7 @@ class HostedRun:
         self._weight: Count = 1.0
         self._is_first = True
         self.replay_index: int | None = None
-        self._sum: torch.Tensor | None = None  # the loss of the passes so far
-        self._total: torch.Tensor | None = None  # the loss of the step, in its first passes
+        self._losses: dict[str, torch.Tensor] = {}  # of the first passes of the step
 
     # ---- before training ----
 
@@ -288,8 +288,9 @@ class HostedRun:
         _check_supported(algorithms, unavailable, accumulate)
         algorithms += [HostFeatures(host_provides)] if host_provides else []
         Ordering(algorithms)  # raises ConflictError
-        self.state.algorithms, self.state.precision, self.accumulate = algorithms, precision, accumulate
-        self._precision = _autocast_of(self.state)
+        self.state.algorithms, self.state.precision = algorithms, precision
+        self.accumulate = self._position.accumulate = accumulate
+        self._choose_autocast()
         if self.state.train_dataloader is not None:
             self._set_loader(self.state.train_dataloader)
 
@@ -360,10 +361,12 @@ class HostedRun:
             )
         if not self._is_taken:
             self.take_optimizers()
-        self._order.begin_fit()
+        self._position.begin()
+        self._position.mark()  # a host may start the loader before the epoch begins
+        self._is_marked = True
         with self._random:
             self.engine.run_event(Event.AFTER_LOAD)
-            self.engine.run_event(Event.FIT_START)
+            self._driver.begin_fit()
         if self._loaded is not None:
             # Undo the draws of FIT_START: they were made before the run was saved, too.
             self._random.load(self._loaded["random"], self._loaded["rank"] == dist.get_global_rank())
@@ -419,12 +422,10 @@ class HostedRun:
             expected = state.dataloader_len
             if end is not None and end.unit is TimeUnit.EPOCH:
                 check_ends("dataloader", state.dataloader, "Set `max_duration` in batches, such as '1000ba'.")
-        self.begin_epoch()
+        self._begin_epoch()
         self._random.enter()
-        set_epoch = getattr(getattr(state.dataloader, "sampler", None), "set_epoch", None)
-        if set_epoch is not None:
-            set_epoch(state.timestamp.epochs)
-        iterator: Iterator[Any] | None = None
+        set_epoch(state.dataloader, state.timestamp.epochs)
+        iterator = self._position.resume()
         length = state.dataloader_limit
         while not state.is_over() and (length is None or state.timestamp.batches_in_epoch < length):
             self._random.enter()
@@ -432,7 +433,7 @@ class HostedRun:
             for _ in range(self.accumulate):
                 self._before_dataloader()
                 if iterator is None:
-                    iterator = self._iterate(state.timestamp.batches_in_epoch * self.accumulate)
+                    iterator = self._position.start()
                 batch = next(iterator, _END)
                 if batch is not _END:
                     group.append(self.after_dataloader(spec.batch_transforms(batch)))
@@ -462,28 +463,15 @@ class HostedRun:
             self._require("the iteration of `epoch`", _EPOCH, hint="Call `loss`, `backward` and `step` for each batch.")
         else:  # the run is over, maybe in the middle of an epoch
             if length is None or state.timestamp.batches_in_epoch < length:
+                self._position.finish()
                 return
         if not state.timestamp.batches_in_epoch:
             report_empty_epoch(state.timestamp.epochs, state.timestamp.batches - self._first_batch)
         self.end_epoch()
 
-    def _iterate(self, done: int) -> Iterator[Any]:
-        """Start the loader and skip the batches that are done, without drawing random numbers of training for them."""
-        now = self._random.current()
-        if done and self._order.random:
-            self._random.write(self._order.random)  # a loader without a generator of its own draws its order
-        else:
-            self._order.random = now
-        iterator: Iterator[Any] = iter(self.state.dataloader)
-        if done:
-            next(islice(iterator, done, done), None)
-            self._random.write(now)
-        return iterator
-
     def _before_dataloader(self) -> None:
         self._is_announced = True
-        if self.engine.dispatch.before_dataloader:
-            self.engine.dispatch.before_dataloader()
+        self._driver.before_dataloader()
 
     def begin_epoch(self) -> None:
         """Announce EPOCH_START, unless the run was loaded inside an epoch.
@@ -491,16 +479,18 @@ class HostedRun:
         Raises:
             RuntimeError: Training has not begun, or the last epoch has not ended.
         """
+        self._begin_epoch()
+        if not self._is_marked:
+            self._position.mark()
+        self._position.leave_to_host()
+        self._is_marked = False
+
+    def _begin_epoch(self) -> None:
         if self._phase is not _EPOCH or not self.state.timestamp.batches_in_epoch:  # else: continue in mid-epoch
             self._require("begin_epoch", _FIT, hint="Call `begin_fit` before the first, `end_epoch` after each epoch.")
-        now = self.state.timestamp
         self._phase = _EPOCH
-        self._order.begin_epoch()
-        if not now.batches_in_epoch:
-            with self._random:
-                if not now.epochs_in_iteration:
-                    self.engine.run_event(Event.ITERATION_START)
-                self.engine.run_event(Event.EPOCH_START)
+        with self._random:
+            self._driver.begin_epoch()
         self._lap_start = time.perf_counter()
 
     def after_dataloader(self, batch: Any) -> Any:
@@ -518,7 +508,7 @@ class HostedRun:
             RuntimeError: It is called outside an epoch.
         """
         self._require("after_dataloader", _EPOCH, _BATCH, _GRADIENTS, hint="Call `begin_epoch` first.")
-        state, dispatch, spec = self.state, self.engine.dispatch, self._spec
+        state, spec = self.state, self._spec
         self._random.enter()
         if not self._is_announced:
             self._before_dataloader()
@@ -526,15 +516,11 @@ class HostedRun:
         self._tokens += spec.get_num_tokens_in_batch(batch)
         is_first, self._has_batch = not self._has_batch, True
         self._samples += spec.get_num_samples_in_batch(batch)
-        state.batch = _copied(batch)
-        if dispatch.after_dataloader:
-            dispatch.after_dataloader()
-        if is_first and dispatch.batch_start:
-            dispatch.batch_start()
+        batch = self._driver.after_dataloader(batch, is_first)
         if state.timestamp.batches == self._first_batch and spec.microbatch_transforms is unchanged:
             self.engine.find_batch_keys()
         self._phase = _BATCH
-        return state.batch
+        return batch
 
     # ---- one forward and backward pass ----
 
@@ -557,14 +543,12 @@ class HostedRun:
                 f"`loss` must be known to compute it, but {type(state.model).__name__} is not a `ComposerModel`. Pass "
                 f"`HostedRun(..., loss=...)`."
             )
-        batch = self.before_forward(batch)
-        with self._precision:
-            outputs = state.model(batch) if self._wrapped is None else self._wrapped(batch)
-        outputs = self.after_forward(outputs)
-        batch = self.before_loss()
-        with self._precision:
-            loss = state.model.loss(outputs, batch)
-        return self.after_loss(loss)
+        batch = self._begin_pass(batch)
+        loss = self._driver.compute_loss(
+            batch, state.model if self._wrapped is None else self._wrapped, state.model.loss
+        )
+        self._phase = _LOSS
+        return loss
 
     def before_forward(self, batch: Any) -> Any:
         """Announce BEFORE_FORWARD and, in the first pass of a step, BEFORE_TRAIN_BATCH.
@@ -578,9 +562,12 @@ class HostedRun:
         Raises:
             RuntimeError: It is called before `after_dataloader`, or the last pass is not finished.
         """
+        return self._driver.before_forward(self._begin_pass(batch))
+
+    def _begin_pass(self, batch: Any) -> Any:
+        """Return a copy of the batch of a pass, after BEFORE_TRAIN_BATCH in the first pass of a step."""
         hint = "Get the batch from `epoch` or `after_dataloader`, then call `backward` and `step`."
         self._require("before_forward", _BATCH, *(() if self._weights else (_GRADIENTS,)), hint=hint)
-        state, dispatch = self.state, self.engine.dispatch
         self._random.enter()
         if self._weights and self.replay_index is None:
             self._weight = self._weights[self._next]
@@ -588,13 +575,9 @@ class HostedRun:
             self._passes.append((batch, self._weight, self._random.current()))
         if self._is_first:
             self._is_first = False
-            if dispatch.before_train_batch:
-                dispatch.before_train_batch()
-        state.batch = _copied(batch)
+            self._driver.begin_passes(self._losses if self.replay_index is None else {})
         self._phase = _PASS
-        if dispatch.before_forward:
-            dispatch.before_forward()
-        return state.batch
+        return copied(batch)
 
     def after_forward(self, outputs: Any) -> Any:
         """Announce AFTER_FORWARD.
@@ -606,10 +589,7 @@ class HostedRun:
             The outputs for the loss.
         """
         self._require("after_forward", _PASS, hint="Call `before_forward` first.")
-        self.state.outputs = outputs
-        if self.engine.dispatch.after_forward:
-            self.engine.dispatch.after_forward()
-        return self.state.outputs
+        return self._driver.after_forward(outputs)
 
     def before_loss(self) -> Any:
         """Announce BEFORE_LOSS.
@@ -618,9 +598,7 @@ class HostedRun:
             The batch for the loss.
         """
         self._require("before_loss", _PASS, hint="Call `before_forward` first.")
-        if self.engine.dispatch.before_loss:
-            self.engine.dispatch.before_loss()
-        return self.state.batch
+        return self._driver.before_loss()
 
     def after_loss(self, loss: Any) -> Any:
         """Announce AFTER_LOSS and BEFORE_BACKWARD.
@@ -632,14 +610,9 @@ class HostedRun:
             The loss to differentiate, in the same form.
         """
         self._require("after_loss", _PASS, hint="Call `before_forward` first.")
-        state, dispatch = self.state, self.engine.dispatch
-        state.loss = loss
-        if dispatch.after_loss:
-            dispatch.after_loss()
-        if dispatch.before_backward:
-            dispatch.before_backward()
+        loss = self._driver.after_loss(loss)
         self._phase = _LOSS
-        return state.loss
+        return loss
 
     @_describing_failures
     def backward(self, loss: Any, backward: Callable[[torch.Tensor], object] | None = None) -> None:
@@ -659,17 +632,9 @@ class HostedRun:
                 "`precision` must not be 'amp_fp16' without a `backward` that scales the loss. Use 'amp_bf16', or pass "
                 "`backward=lambda loss: scaler.scale(loss).backward()` and step with the scaler."
             )
-        total = total_loss(loss)
-        if isinstance(self._weight, torch.Tensor) or self._weight != 1.0:
-            total = weighted(total, self._weight, self.state.outputs)
-        self._sum = total.detach() if self._sum is None else self._sum + total.detach()
         self._backward = backward
-        if backward is not None:
-            backward(total)
-        else:
-            create_graph = any(algorithm.backwards_create_graph for algorithm in self.state.algorithms)
-            total.backward(create_graph=create_graph)  # type: ignore[no-untyped-call]
-        self.after_backward()
+        self._driver.backward(loss, self._weight, backward)
+        self._phase = _GRADIENTS
 
     def after_backward(self) -> None:
         """Announce AFTER_BACKWARD.
@@ -679,8 +644,7 @@ class HostedRun:
         """
         self._require("after_backward", _LOSS, hint="Call it after `after_loss`.")
         self._phase = _GRADIENTS
-        if self.engine.dispatch.after_backward:
-            self.engine.dispatch.after_backward()
+        self._driver.after_backward()
 
     # ---- one step ----
 
@@ -703,7 +667,6 @@ class HostedRun:
         state = self.state
         if not state.optimizers:
             raise RuntimeError("`optimizers` must be given before `step`. Pass them to `HostedRun`.")
-        self._total = self._sum
         self.after_gradients()
         others = list(state.optimizers)
         if self.replays:
@@ -713,8 +676,7 @@ class HostedRun:
             optimizer.step()
         for optimizer in state.optimizers:
             optimizer.zero_grad()
-        for scheduler in state.schedulers:
-            scheduler.step()
+        self._driver.step_schedulers()
         self._stepped = None
         self.end_batch()
         return True
@@ -740,8 +702,7 @@ class HostedRun:
 
     def after_gradients(self) -> None:
         """Announce AFTER_TRAIN_BATCH, where algorithms change the gradients of the whole step."""
-        if self.engine.dispatch.after_train_batch:
-            self.engine.dispatch.after_train_batch()
+        self._driver.end_passes()
 
     def closure(
         self,
@@ -770,7 +731,8 @@ class HostedRun:
             else:
                 self._replay(self._repeat_pass if again is None else again)
                 (self.after_gradients if then is None else then)()
-            return total_loss(self.state.loss).detach() if self._sum is None else self._sum
+            total = self._driver.losses.get("loss/train/total")  # None if the host has computed the gradients
+            return total_loss(self.state.loss).detach() if total is None else total
 
         return run
 
@@ -780,7 +742,7 @@ class HostedRun:
     def _replay(self, again: Callable[[Any], object]) -> None:
         for optimizer in self.state.optimizers:
             optimizer.zero_grad()
-        self._is_first, self._sum = True, None
+        self._is_first = True
         try:
             for i, (batch, weight, random) in enumerate(self._passes):
                 self.replay_index, self._weight = i, weight
@@ -797,24 +759,21 @@ class HostedRun:
             RuntimeError: No gradients were computed.
         """
         self._require("end_batch", _GRADIENTS, hint="Call it after the step of the optimizers.")
-        state, dispatch = self.state, self.engine.dispatch
+        state = self.state
         now = time.perf_counter()
         lap, self._lap_start = now - self._lap_start, now
         samples, tokens = self._samples, self._tokens
         if self._is_distributed:
             samples, tokens = _sum_over_ranks(state, samples, tokens)
-        if self._total is not None:
-            state.total_loss_dict = {"loss/train/total": self._total}
+        if self._losses and self._weights:  # else a host computes the gradients and weights them itself
+            state.total_loss_dict = self._losses
             if self.engine.logger.destinations:
-                self.engine.logger.log_metrics({"loss/train/total": DeferredValue.of_tensor(self._total)})
-        state.previous_timestamp = state.timestamp
-        state.timestamp = state.timestamp.to_next_batch(samples, tokens, lap)
+                losses = {key: DeferredValue.of_tensor(loss) for key, loss in self._losses.items()}
+                self.engine.logger.log_metrics(losses)
+        self._driver.count_batch(samples, tokens, lap)
         self._phase = _EPOCH
         self._clear()
-        if dispatch.batch_end:
-            dispatch.batch_end()
-        if dispatch.batch_checkpoint:
-            dispatch.batch_checkpoint()
+        self._driver.end_batch()
 
     def end_epoch(self) -> None:
         """Count the epoch and announce EPOCH_END and EPOCH_CHECKPOINT.
@@ -829,12 +788,8 @@ class HostedRun:
         self._phase = _FIT
 
     def _finish_epoch(self) -> None:
-        state = self.state
-        state.previous_timestamp = state.timestamp
-        state.timestamp = state.timestamp.to_next_epoch()
-        self._order.end_epoch()
-        self.engine.run_event(Event.EPOCH_END)
-        self.engine.run_event(Event.EPOCH_CHECKPOINT)
+        self._position.finish(epoch_ended=True)
+        self._driver.end_epoch()
 
     def catch_up(self, epoch: int) -> None:
         """Announce the ends of epochs that were complete when the host saved its checkpoint, but not announced yet.
@@ -858,7 +813,7 @@ class HostedRun:
         """
         self._require("end_fit", _FIT, _EPOCH, hint="Call `begin_fit` first, and finish each step.")
         self._random.enter()
-        self.engine.run_event(Event.FIT_END)
+        self._driver.end_fit()
         self._random.leave()
         self._phase = _READY
 
@@ -878,6 +833,7 @@ class HostedRun:
                     optimizer.zero_grad()
         finally:
             self._random.leave()
+            self._position.finish()
             self._is_announced = False
             self._clear()
             if self._phase is not _CREATED:
@@ -928,17 +884,12 @@ class HostedRun:
         """
         hint = "Finish the pass, or call `init` first."
         self._require("begin_evaluation", _READY, _FIT, _EPOCH, _GRADIENTS, hint=hint)
-        state = self.state
         self._random.leave()
         self._before_evaluation, self._phase = self._phase, _EVALUATION
-        length = -1 if state.dataloader_len is None else state.dataloader_len
-        self._outer = (state.dataloader, state.dataloader_label, length, state.batch, state.outputs)
-        state.set_dataloader(dataloader, label)
-        state.eval_timestamp = Timestamp()
-        is_standalone = self._before_evaluation is _READY
+        self._outer.enter_context(active_dataloader(self.state, dataloader, label))
         try:
-            self.engine.run_event(Event.EVAL_STANDALONE_START if is_standalone else Event.EVAL_BEFORE_ALL)
-            self.engine.run_event(Event.EVAL_START)
+            self._driver.begin_evaluations(is_standalone=self._before_evaluation is _READY)
+            self._driver.begin_evaluation()
         except BaseException:  # an earlier algorithm may have swapped weights
             self.end_evaluation()
             raise
@@ -953,17 +904,15 @@ class HostedRun:
             RuntimeError: No evaluation runs.
         """
         self._require("eval_forward", _EVALUATION, hint="Call it in `with run.evaluation(dataloader):`.")
-        state, run_event, model = self.state, self.engine.run_event, self.state.model
-        state.batch = _copied(batch)
-        run_event(Event.EVAL_BATCH_START)
-        run_event(Event.EVAL_BEFORE_FORWARD)
-        with self._precision:
-            state.outputs = model.eval_forward(state.batch) if isinstance(model, ComposerModel) else model(state.batch)
-        run_event(Event.EVAL_AFTER_FORWARD)
-        samples, tokens = self._spec.count_batch(batch)
-        state.eval_timestamp = state.eval_timestamp.to_next_batch(samples, tokens)
-        run_event(Event.EVAL_BATCH_END)
-        return state.outputs
+        driver, model = self._driver, self.state.model
+
+        def forward(inputs: Any) -> Any:
+            with driver.autocast():
+                return model.eval_forward(inputs) if isinstance(model, ComposerModel) else model(inputs)
+
+        driver.eval_forward(driver.begin_eval_batch(copied(batch)), forward)
+        driver.end_eval_batch(*self._spec.count_batch(batch))
+        return self.state.outputs
 
     def end_evaluation(self) -> None:
         """Announce EVAL_END, and EVAL_AFTER_ALL in training or EVAL_STANDALONE_END outside.
@@ -972,14 +921,12 @@ class HostedRun:
             RuntimeError: No evaluation runs.
         """
         self._require("end_evaluation", _EVALUATION, hint="Call `begin_evaluation` first.")
-        is_standalone = self._before_evaluation is _READY
         try:
-            self.engine.run_event(Event.EVAL_END)
-            self.engine.run_event(Event.EVAL_STANDALONE_END if is_standalone else Event.EVAL_AFTER_ALL)
+            self._driver.end_evaluation()
+            self._driver.end_evaluations(is_standalone=self._before_evaluation is _READY)
         finally:
-            *loader, self.state.batch, self.state.outputs = self._outer
-            self.state.set_dataloader(*loader)
-            self._outer, self._phase = (), self._before_evaluation
+            self._outer.close()
+            self._phase = self._before_evaluation
 
     # ---- saving and loading ----
 
@@ -1010,7 +957,7 @@ class HostedRun:
             "callbacks": {name: saved for name, each in named(state.callbacks) if (saved := each.state_dict())},
             "schedulers": {name: scheduler.state_dict() for name, scheduler in named(state.schedulers)},
             "random": dict(self._random.current()),
-            "order": self._order.state_dict(),
+            "data": self._position.state_dict(),
             "rank": dist.get_global_rank(),
         }
 
@@ -1028,7 +975,7 @@ class HostedRun:
             UserWarning: The saved run had other algorithms.
         """
         self._require("load_state_dict", _CREATED, _READY, hint="Call it before `begin_fit`.")
-        missing = {"timestamp", "algorithms", "callbacks", "schedulers", "random", "rank"} - set(saved)
+        missing = {"timestamp", "algorithms", "callbacks", "schedulers", "random", "data", "rank"} - set(saved)
         if missing:
             raise ValueError(
                 f"`saved` must be a result of `HostedRun.state_dict`, but lacks {', '.join(sorted(missing))}."
@@ -1042,7 +989,7 @@ class HostedRun:
             for name, target in named(objects):
                 if name in saved[key]:
                     target.load_state_dict(saved[key][name])
-        self._order.load_state_dict(saved.get("order", {}))
+        self._position.load_state_dict([saved["data"]], None)
         self._loaded = dict(saved)
 
     def _named_algorithms(self) -> list[tuple[str, Algorithm]]:
@@ -1093,6 +1040,13 @@ class HostedRun:
                 f"{action if ' ' in action else f'`{action}`'} must be called {' or '.join(phases)}, but the run is "
                 f"{self._phase}. {hint}"
             )
+
+    def _choose_autocast(self) -> None:
+        """Let the driver compute losses in the precision of the run; for FP32, the host may have its own context."""
+        if self.state.precision is Precision.FP32:
+            self._driver.autocast = nullcontext
+        else:
+            self._driver.choose_autocast()
 
     def _set_loader(self, dataloader: Any) -> None:
         state = self.state
@@ -1268,75 +1222,6 @@ class _RandomStream:
             module.set_rng_state(state.cpu())
 
 
-class _LoaderOrder:
-    """The random states that decide in which order a loader returns the batches of an epoch.
-
-    Args:
-        state: The run's state, with the loader and the progress in the epoch.
-
-    Attributes:
-        random: The random state of training at the start of the epoch, for a loader without a generator.
-    """
-
-    def __init__(self, state: State) -> None:
-        self._state = state
-        self._is_loaded = self._is_ready = False  # `_start` was loaded; it is that of the next epoch
-        self.random: dict[str, torch.Tensor] = {}
-        self._start: torch.Tensor | None = None  # of the loader's generator at the start of the epoch
-        self._end: torch.Tensor | None = None  # and at its end, if the run was saved there, and no batch is drawn again
-
-    def begin_fit(self) -> None:
-        """Let the loader draw the order of the epoch again; a host may start it before the epoch begins."""
-        self._restart(self._is_loaded or self._in_epoch())
-        self._is_loaded, self._is_ready = False, True
-
-    def begin_epoch(self) -> None:
-        """Note the state from which the order of the epoch is drawn, or return to it if a part of it is done."""
-        if not self._is_ready:
-            self._restart(self._in_epoch())
-        self._is_ready = False
-        if not self._in_epoch():
-            self.random = {}
-
-    def end_epoch(self) -> None:
-        """Restore the generator's state at the end of the epoch, if the run was loaded there."""
-        generator = self._generator()
-        if generator is not None and self._end is not None:
-            generator.set_state(self._end.cpu())
-        self._end = None
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the states at the start of an epoch that has begun, or of the next."""
-        generator, length = self._generator(), self._state.dataloader_len
-        if self._is_loaded:
-            return {"start": self._start, "end": self._end, "random": dict(self.random)}
-        now = None if generator is None else generator.get_state()
-        if not self._in_epoch():
-            return {"start": now, "end": None, "random": {}}
-        is_whole = length is not None and self._state.timestamp.batches_in_epoch >= length.value
-        return {"start": self._start, "end": now if is_whole else None, "random": dict(self.random)}
-
-    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned; nothing, if it is empty."""
-        self._start, self._end = saved.get("start"), saved.get("end")
-        self.random = dict(saved.get("random", {}))
-        self._is_loaded = True
-
-    def _restart(self, again: bool) -> None:
-        generator = self._generator()
-        if generator is not None and self._start is not None and again:
-            generator.set_state(self._start.cpu())
-        self._start = None if generator is None else generator.get_state()
-
-    def _in_epoch(self) -> bool:
-        return self._state.timestamp.batches_in_epoch > 0
-
-    def _generator(self) -> torch.Generator | None:
-        loader = self._state.train_dataloader
-        generators = (getattr(each, "generator", None) for each in (getattr(loader, "sampler", None), loader))
-        return next((each for each in generators if isinstance(each, torch.Generator)), None)
-
-
 def algorithms_in(algorithms: Algorithm | Sequence[Algorithm] | None) -> tuple[Algorithm, ...]:
     """Return one or several algorithms, or none, as a tuple.
 
@@ -1373,15 +1258,6 @@ def _check_supported(
                 raise ConflictError(
                     f"`{name}` {PHRASES.get(feature, feature)}, which this loop does not support. {advice}"
                 )
-
-
-def _autocast_of(state: State) -> AbstractContextManager[None]:
-    return nullcontext() if state.precision is Precision.FP32 else precision_context_of(state)
-
-
-def _copied(batch: Any) -> Any:
-    """Return a batch that can be changed in place; its tensors are the same."""
-    return batch if isinstance(batch, (torch.Tensor, tuple)) else copy.copy(batch)
 
 
 def _mean_over_ranks(state: State, count: Count) -> Count:

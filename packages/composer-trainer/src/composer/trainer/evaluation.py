@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -17,13 +17,15 @@ from composer.core.display import number
 from composer.core.precision import precision_context_of
 from composer.devices import DeviceCPU
 from composer.loggers import Logger
+from composer.loop.driver import Driver, active_dataloader
+from composer.loop.generators import keep_global_states
+from composer.loop.position import set_epoch
 from composer.models import ComposerModel
 from composer.trainer.history import RunHistory
 from composer.trainer.metrics import move_metrics
 from composer.trainer.microbatch import adjust_device_eval_microbatch_size, eval_search, is_cuda_oom
 from composer.trainer.optimizers import OptimizerModes
-from composer.trainer.ranks import SingleProcess, set_epoch
-from composer.trainer.resume.generators import keep_global_states
+from composer.trainer.ranks import SingleProcess
 from composer.utils import dist, model_eval_mode
 from composer.utils.html import heat_map, table
 
@@ -33,7 +35,7 @@ class Evaluation:
 
     Args:
         state: The run's state.
-        engine: Announces the events.
+        driver: Announces the events.
         logger: Receives the metrics.
         model: The user's model, unwrapped.
         parallel: The ranks of the run.
@@ -46,14 +48,14 @@ class Evaluation:
     def __init__(
         self,
         state: State,
-        engine: Engine,
+        driver: Driver,
         logger: Logger,
         model: ComposerModel,
         parallel: SingleProcess,
         history: RunHistory,
     ) -> None:
         self._history = history
-        self.state, self.engine, self.logger, self.model, self.parallel = state, engine, logger, model, parallel
+        self.state, self.driver, self.logger, self.model, self.parallel = state, driver, logger, model, parallel
         self._forward_pass = ForwardPass(self._outputs_of, state, parallel, fp8=False)
         self.modes = OptimizerModes(state)
         # The batch at which each evaluator last ran in `fit`, by label: in this process, and in the one that saved.
@@ -77,9 +79,9 @@ class Evaluation:
         if not due:
             return False
         with torch.no_grad(), model_eval_mode(self.state.model), self.modes.evaluating():
-            self.engine.run_event(Event.EVAL_BEFORE_ALL)
+            self.driver.begin_evaluations(is_standalone=False)
             self.run(due)
-            self.engine.run_event(Event.EVAL_AFTER_ALL)
+            self.driver.end_evaluations(is_standalone=False)
         self.evaluated_at.update((evaluator.label, batch) for evaluator in due)
         return True
 
@@ -111,9 +113,9 @@ class Evaluation:
         state.evaluators = [*own, *extra]
         try:
             with self.parallel.report_lost_ranks():
-                self.engine.run_event(Event.EVAL_STANDALONE_START)
+                self.driver.begin_evaluations(is_standalone=True)
                 results = self.run(extra or own, subset)
-                self.engine.run_event(Event.EVAL_STANDALONE_END)
+                self.driver.end_evaluations(is_standalone=True)
             return results
         finally:
             state.evaluators = own
@@ -137,10 +139,9 @@ class Evaluation:
         return results
 
     def _evaluate(self, evaluator: Evaluator, subset: int) -> dict[str, Any]:
-        state, run_event, spec = self.state, self.engine.run_event, evaluator.dataloader
+        state, spec = self.state, evaluator.dataloader
         with active_dataloader(state, spec.dataloader, evaluator.label, subset):
-            state.eval_timestamp = Timestamp()
-            run_event(Event.EVAL_START)
+            self.driver.begin_evaluation()
             # Every rank evaluates the buffers that are saved. Not earlier: EVAL_START may have swapped weights.
             self.parallel.broadcast_buffers(self.model)
             metrics = state.eval_metrics[evaluator.label]
@@ -160,11 +161,11 @@ class Evaluation:
                     stacklevel=2,
                 )
             values = self._log(evaluator.label, metrics)
-            run_event(Event.EVAL_END)
+            self.driver.end_evaluation()
         return values
 
     def _eval_batch(self, evaluator: Evaluator, batch: Any, metrics: dict[str, Any], tail: PaddingDetector) -> None:
-        state, dispatch, spec = self.state, self.engine.dispatch, evaluator.dataloader
+        state, spec = self.state, evaluator.dataloader
         batch = spec.batch_transforms(batch)
         samples, tokens = spec.count_batch(batch)
         if tail.ends_batch(samples):
@@ -175,16 +176,14 @@ class Evaluation:
                 return
             batch = spec.split_batch(batch, samples)[0]
             tokens = spec.get_num_tokens_in_batch(batch)
-        state.batch = batch
-        if dispatch.eval_batch_start:
-            dispatch.eval_batch_start()
-        batch = state.batch
+        batch = self.driver.begin_eval_batch(batch)
         size: float | None = evaluator.device_eval_microbatch_size
         pending = [batch] if size is None or samples <= size else list(spec.split_batch(batch, size))
         while pending:
             microbatch = pending.pop(0)
             try:
-                self._forward(spec, microbatch)
+                microbatch_on_device = spec.microbatch_transforms(state.device.batch_to_device(microbatch))
+                self.driver.eval_forward(microbatch_on_device, self._forward_pass)
             except RuntimeError as error:
                 if not (evaluator.auto_microbatching and is_cuda_oom(error)):
                     raise
@@ -202,19 +201,8 @@ class Evaluation:
             key = f"trainer/{evaluator.label}/device_eval_microbatch_size"
             self.logger.log_metrics({key: evaluator.device_eval_microbatch_size})
         now = time.perf_counter()
-        state.eval_timestamp = state.eval_timestamp.to_next_batch(samples, tokens, now - self._lap_start)
-        self._lap_start = now
-        if dispatch.eval_batch_end:
-            dispatch.eval_batch_end()
-
-    def _forward(self, spec: DataSpec, microbatch: Any) -> None:
-        state, dispatch = self.state, self.engine.dispatch
-        state.batch = spec.microbatch_transforms(state.device.batch_to_device(microbatch))
-        if dispatch.eval_before_forward:
-            dispatch.eval_before_forward()
-        state.outputs = self._forward_pass(state.batch)
-        if dispatch.eval_after_forward:
-            dispatch.eval_after_forward()
+        lap, self._lap_start = now - self._lap_start, now
+        self.driver.end_eval_batch(samples, tokens, lap)
 
     def _outputs_of(self, batch: Any) -> Any:
         return self.model.eval_forward(batch)  # `model` may be replaced
@@ -411,23 +399,3 @@ def _plain_sampler(dataloader: Any) -> DistributedSampler[Any] | None:
         if isinstance(sampler, DistributedSampler) and type(sampler).__iter__ is DistributedSampler.__iter__:
             return sampler
     return None
-
-
-@contextmanager
-def active_dataloader(state: State, dataloader: Iterable[Any], label: str, length: int) -> Iterator[None]:
-    """Make a loader the active one temporarily; then restore loader, batch and outputs.
-
-    Args:
-        state: The run's state.
-        dataloader: The loader.
-        label: The label of the loader.
-        length: The number of batches to use; -1: all.
-    """
-    before, before_label, before_length = state.dataloader, state.dataloader_label, state.dataloader_len
-    batch, outputs = state.batch, state.outputs
-    state.set_dataloader(dataloader, label, length)
-    try:
-        yield
-    finally:
-        state.set_dataloader(before, before_label, -1 if before_length is None else before_length)
-        state.batch, state.outputs = batch, outputs

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import math
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,14 +9,15 @@ from typing import Any
 
 import torch
 
-from composer.core import DataSpec, Engine, Event, State, TimeUnit
+from composer.core import DataSpec, Event, State, TimeUnit
 from composer.core.data_spec import report_empty_epoch, unchanged, warn_of_longer_epoch
 from composer.loggers import DeferredValue, Logger
+from composer.loop.driver import Driver
 from composer.loop.failed_step import describe_failed_step
+from composer.loop.position import LoaderPosition, has_state, set_epoch
 from composer.trainer.evaluation import Evaluation
 from composer.trainer.history import RunHistory
-from composer.trainer.ranks import SingleProcess, set_epoch
-from composer.trainer.resume.loader import LoaderPosition, has_state
+from composer.trainer.ranks import SingleProcess
 from composer.trainer.signals import Interruption
 from composer.trainer.step import BatchTrainer
 from composer.utils import dist
@@ -78,7 +77,7 @@ class FitLoop:
 
     Args:
         state: The run's state, with everything in place.
-        engine: Announces the events.
+        driver: Announces the events.
         logger: Receives times, losses and metrics.
         data_spec: The training data.
         batches: Trains one batch.
@@ -94,7 +93,7 @@ class FitLoop:
     def __init__(
         self,
         state: State,
-        engine: Engine,
+        driver: Driver,
         logger: Logger,
         data_spec: DataSpec,
         batches: BatchTrainer,
@@ -106,7 +105,7 @@ class FitLoop:
         length: str | None,
         history: RunHistory,
     ) -> None:
-        self.state, self.engine, self.logger = state, engine, logger
+        self.state, self.driver, self.logger = state, driver, logger
         self.data_spec, self.batches, self.position = data_spec, batches, position
         self.metrics = batches.metrics
         self.evaluation, self.parallel = evaluation, parallel
@@ -128,16 +127,16 @@ class FitLoop:
             self._run()
 
     def _run(self) -> None:
-        state, run_event = self.state, self.engine.run_event
+        state = self.state
         for algorithm in state.algorithms:
             self.logger.log_hyperparameters({f"enabled_algorithms/{type(algorithm).__name__}": True})
-        run_event(Event.FIT_START)
+        self.driver.begin_fit()
         resumed = self.position.begin()
         if self._length is not None:  # after FIT_START, where algorithms may scale the length
             state.max_duration = self._length
             self._limit = state.max_duration
         if resumed:  # the checkpoint may be from just before the end of an iteration
-            self._end_iteration_if_over(Event.BATCH_END if state.timestamp.batches_in_epoch else Event.EPOCH_END)
+            self.driver.end_iteration(TimeUnit.TOKEN if state.timestamp.batches_in_epoch else TimeUnit.EPOCH)
         self.batches.prepare(self.data_spec)
         state.model.train()
         self.evaluation.modes.train()  # after algorithms have removed their averages from the model
@@ -151,7 +150,7 @@ class FitLoop:
             self.evaluation.modes.eval()  # before algorithms load their averages into the model
         self._log_final_time()
         self._losses.check(at_end=True)
-        run_event(Event.FIT_END)
+        self.driver.end_fit()
         self.evaluation.run_due(Event.FIT_END)
         self.metrics.finish()
 
@@ -168,12 +167,10 @@ class FitLoop:
                 self._end_epoch()
 
     def _epoch(self) -> None:
-        state, run_event = self.state, self.engine.run_event
+        state = self.state
+        self.driver.begin_epoch()
         start = state.timestamp
-        if start.epochs_in_iteration == 0 and start.batches_in_epoch == 0:
-            run_event(Event.ITERATION_START)
         if start.batches_in_epoch == 0:
-            run_event(Event.EPOCH_START)
             self.logger.log_metrics({"time/epoch": start.epochs})
         set_epoch(state.dataloader, start.epochs)
         stopped, expected = False, -1
@@ -184,7 +181,7 @@ class FitLoop:
                 warn_of_longer_epoch(state.dataloader, expected)
             self._batch(batch)
             over = self._is_over() if self._is_distributed else state.is_over()
-            if over or (state._iteration_length is not None and self._end_iteration_if_over(Event.BATCH_END)):
+            if over or (state._iteration_length is not None and self.driver.end_iteration(TimeUnit.TOKEN)):
                 stopped = True
                 self.position.pause()
                 break
@@ -195,12 +192,11 @@ class FitLoop:
 
     def _batches(self) -> Iterator[Any]:
         """Iterate over the remaining batches of the epoch, with the events before and after each is loaded."""
-        dispatch, iterator = self.engine.dispatch, self.position.resume()
+        iterator = self.position.resume()
         if self.state.timestamp.batches == self._first_batch:
             self._lap_start = time.perf_counter()  # advancing a loader is not training time
         while True:
-            if dispatch.before_dataloader:
-                dispatch.before_dataloader()
+            self.driver.before_dataloader()
             if iterator is None:
                 iterator = self.position.start()
             batch = next(iterator, _END)
@@ -211,7 +207,7 @@ class FitLoop:
                 self._stop()
                 self._put_back(() if batch is _END else (batch,))
             if finished or self._stopped_elsewhere:
-                self.engine.run_marker_only_event(Event.AFTER_DATALOADER)
+                self.driver.engine.run_marker_only_event(Event.AFTER_DATALOADER)
                 return
             yield batch
 
@@ -243,39 +239,27 @@ class FitLoop:
         self._limit = self.state.max_duration
 
     def _batch(self, batch: Any) -> None:
-        state, dispatch, spec = self.state, self.engine.dispatch, self.data_spec
+        state, spec, driver = self.state, self.data_spec, self.driver
         if spec.batch_transforms is not unchanged:
             batch = spec.batch_transforms(batch)
         samples, tokens = spec.count_batch(batch)
-        state.batch = batch
-        if dispatch.after_dataloader:
-            if not isinstance(batch, (torch.Tensor, tuple)):
-                state.batch = copy.copy(batch)  # the loader may yield the same object again
-            dispatch.after_dataloader()
-        if dispatch.batch_start:
-            dispatch.batch_start()
+        driver.after_dataloader(batch)
         losses = self._first_step(batch, samples) if self._is_first else self.batches.train(samples)
         self._publish(losses, samples, tokens)
         if self.step_every_batch and self._schedulers:
-            self._step_schedulers()
+            driver.step_schedulers()
         now = time.perf_counter()
         lap, self._lap_start, ends = now - self._lap_start, now, self.interruption.signal is not None
         if self._is_distributed:
             samples, tokens, ends, lap = self.parallel.sum_counts(samples, tokens, ends, lap)
-        state.previous_timestamp = state.timestamp
-        state.timestamp = state.timestamp.to_next_batch(samples, tokens, lap)
+        driver.count_batch(samples, tokens, lap)
         if not tokens:
             limit = state.max_duration
             if limit is not None and limit.unit is TimeUnit.TOKEN:
                 check_has_tokens(state, f"`max_duration` {str(limit)!r}")
         if ends:
             self.interruption.prepare()
-        if dispatch.batch_end:
-            dispatch.batch_end()
-        if self._evaluators:
-            self._evaluate(Event.BATCH_END)
-        if dispatch.batch_checkpoint:
-            dispatch.batch_checkpoint()
+        driver.end_batch(self._evaluate if self._evaluators else None)
         if ends:
             self.metrics.finish()
             self.interruption.leave(state)
@@ -285,23 +269,11 @@ class FitLoop:
         self._is_first = False
         try:
             if self.data_spec.microbatch_transforms is unchanged:
-                self.engine.find_batch_keys()
+                self.driver.engine.find_batch_keys()
             return self.batches.train(samples)
         except Exception as error:
             describe_failed_step(error, self.state, batch)
             raise
-
-    def _step_schedulers(self) -> None:
-        for scheduler in self.state.schedulers:
-            scheduler.step()
-            for rate in scheduler.get_last_lr():
-                # A rate in a tensor is not read: that would wait for the device.
-                if isinstance(rate, float) and not math.isfinite(rate):
-                    raise ValueError(
-                        f"`{type(scheduler).__name__}` must return finite learning rates, got {rate!r} after batch "
-                        f"{self.state.timestamp.batches}. Every weight would be NaN after the next step. Check how the "
-                        f"rate is computed."
-                    )
 
     def _publish(self, losses: dict[str, torch.Tensor], samples: float, tokens: int) -> None:
         """Store the losses and metrics of a batch in the state and log them, with its time, in one call."""
@@ -347,38 +319,18 @@ class FitLoop:
             self._lap_start = time.perf_counter()  # evaluation is not training time
 
     def _end_epoch(self) -> None:
-        state, run_event = self.state, self.engine.run_event
+        state = self.state
         if self.metrics.enabled:
             state.train_metric_values = self.metrics.values().copy()
             self.logger.log_metrics(self.metrics.logged())
         if not self.step_every_batch:
-            self._step_schedulers()
-        state.previous_timestamp = state.timestamp
-        state.timestamp = state.timestamp.to_next_epoch()
+            self.driver.step_schedulers()
         self.position.finish(epoch_ended=True)
-        run_event(Event.EPOCH_END)
-        self._losses.check()
-        self._evaluate(Event.EPOCH_END)
-        run_event(Event.EPOCH_CHECKPOINT)
-        self._end_iteration_if_over(Event.EPOCH_END)
+        self.driver.end_epoch(self._evaluate_after_epoch)
 
-    def _end_iteration_if_over(self, event: Event) -> bool:
-        """End the iteration if its length, in the unit that `event` advances, is reached."""
-        state = self.state
-        length = state._iteration_length
-        if length is None:
-            return False
-        timestamp = state.timestamp
-        if event is Event.BATCH_END:
-            reached = length.unit is TimeUnit.TOKEN and timestamp.tokens_in_iteration >= length.value
-        else:
-            reached = length.unit is TimeUnit.EPOCH and timestamp.epochs_in_iteration >= length.value
-        if reached:
-            state.previous_timestamp = timestamp
-            state.timestamp = timestamp.to_next_iteration()
-            self.engine.run_event(Event.ITERATION_END)
-            self.engine.run_event(Event.ITERATION_CHECKPOINT)
-        return reached
+    def _evaluate_after_epoch(self, event: Event) -> None:
+        self._losses.check()
+        self._evaluate(event)
 
     def _log_final_time(self) -> None:
         now = self.state.timestamp

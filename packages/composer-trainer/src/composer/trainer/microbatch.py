@@ -25,9 +25,9 @@ from torch.amp.grad_scaler import _refresh_per_optimizer_state
 
 from composer.core import Evaluator, State
 from composer.distributed._lost_ranks import is_communication_error
+from composer.loop.generators import global_states, set_global_states
 from composer.loop.loss_terms import tensors_in
 from composer.trainer.ranks import SingleProcess
-from composer.trainer.resume.generators import global_states, set_global_states
 from composer.utils import dist
 
 TOO_LARGE = "Use a smaller model, a shorter or smaller input, or a lower precision."

@@ -19,7 +19,6 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data.distributed import DistributedSampler
 
 from composer.core import Algorithm, Precision, State
 from composer.devices import Device
@@ -348,19 +347,6 @@ def check_same_structure(model: torch.nn.Module, rank: int, host_group: Any = No
                 f"`model` must have the same structure on every rank, but it differs between rank {rank} and rank "
                 f"{other_rank} in {', '.join(differing[:5])}. Build it from the same arguments everywhere."
             )
-
-
-def num_data_shards(state: State) -> int:
-    """Return the number of parts that the data is split into: one per rank, or per group of tensor-parallel ranks."""
-    return dist.get_world_size() // (1 if state.tp_config is None else int(state.tp_config.tensor_parallel_degree))
-
-
-def set_epoch(dataloader: Any, epoch: int) -> None:
-    """Call `set_epoch` of a loader's distributed samplers, whose order depends on the epoch."""
-    for name in ("batch_sampler", "sampler"):
-        sampler = getattr(dataloader, name, None)
-        if isinstance(sampler, DistributedSampler):
-            sampler.set_epoch(epoch)
 
 
 def flatten_metrics(metrics: Iterable[Any]) -> list[Any]:

@@ -6,18 +6,16 @@ Everything here runs once per step, so it avoids work that can be done once per 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 
-from composer.core import DataSpec, Engine, Precision, State
+from composer.core import DataSpec, Precision, State
 from composer.core.data_spec import unchanged
-from composer.core.precision import precision_context_of
-from composer.loop.loss_terms import Count, LossTerms, share_of, weighted
+from composer.loop.driver import Driver, add_loss, forward_and_loss
+from composer.loop.loss_terms import Count, LossTerms, share_of
 from composer.models import ComposerModel
-from composer.models.base import total_loss
 from composer.trainer.metrics import TrainMetrics
 from composer.trainer.microbatch import DistributedMicrobatchSearch, MicrobatchSearch
 from composer.trainer.optimizers import needs_closure, prepare_fused_sgd
@@ -32,7 +30,7 @@ class BatchTrainer:
 
     Args:
         state: The run's state.
-        engine: Announces the events of a batch.
+        driver: Announces the events of a step.
         model: The user's model, whose `loss` and `update_metric` are called; `state.model` may wrap it.
         parallel: The ranks of the run.
         metrics: Collects the outputs for the training metrics.
@@ -46,7 +44,7 @@ class BatchTrainer:
     def __init__(
         self,
         state: State,
-        engine: Engine,
+        driver: Driver,
         model: ComposerModel,
         parallel: SingleProcess,
         metrics: TrainMetrics,
@@ -54,12 +52,11 @@ class BatchTrainer:
         compile_config: dict[str, Any] | None = None,
         default_microbatch_size: float | None = None,
     ) -> None:
-        self.state, self.engine, self.model = state, engine, model
+        self.state, self.driver, self.model = state, driver, model
         self._whole_size = default_microbatch_size
-        self._forward_and_loss: Callable[..., tuple[Any, Any]] | None = None
         self._step_optimizer: Callable[[torch.optim.Optimizer], object] | None = None
         if compile_config is not None:
-            self._forward_and_loss = torch.compile(_forward_and_loss, **compile_config)
+            driver.compiled = torch.compile(forward_and_loss, **compile_config)
             self._step_optimizer = torch.compile(_step_optimizer, **compile_config)
         self.parallel, self.metrics, self.count_tokens = parallel, metrics, count_tokens
         self.losses: dict[str, torch.Tensor] = {}
@@ -76,10 +73,7 @@ class BatchTrainer:
         self._mean_count: Count | None = None  # the terms of the batch averaged over ranks, once exchanged
         self._warned_of_empty = False
         self._search, self._lock_step = MicrobatchSearch(state), DistributedMicrobatchSearch(state, parallel)
-        # Of the current forward and backward pass.
-        self._pass_losses = self.losses
-        self._pass_metrics: TrainMetrics | None = None
-        self._create_graph = False
+        self._pass_metrics: TrainMetrics | None = None  # None: the passes are not counted by the metrics
 
     def prepare(self, data_spec: DataSpec) -> None:
         """Prepare for the steps of a `fit`.
@@ -90,9 +84,8 @@ class BatchTrainer:
         state = self.state
         self._spec = data_spec
         self._terms = LossTerms(self.model, data_spec, self.count_tokens)
-        self._dispatch, self._is_distributed = self.engine.dispatch, self.parallel.world_size > 1
-        # These lists stay the same objects when their contents are replaced.
-        self._algorithms, self._optimizers = state.algorithms, state.optimizers
+        self._dispatch, self._is_distributed = self.driver.dispatch, self.parallel.world_size > 1
+        self._optimizers = state.optimizers  # this list stays the same object when its contents are replaced
         self._to_device = state.device.batch_to_device
         self._scaling = state.precision is Precision.AMP_FP16
         # The optimizer that runs the passes itself; the others step with the gradients of its last pass.
@@ -103,9 +96,7 @@ class BatchTrainer:
             state.scaler = ClosureGradScaler(state.device.torch_type)
         if state.auto_microbatching:
             self._lock_step.check()
-        # Without autocast no context is entered at all; otherwise the same one is reused, except for FP8.
-        self._autocast = state.precision is not Precision.FP32 or torch.is_autocast_enabled(state.device.torch_type)
-        self._precision_context = None if state.precision is Precision.AMP_FP8 else precision_context_of(state)
+        self.driver.choose_autocast()
 
     def train(self, num_samples: float) -> dict[str, torch.Tensor]:
         """Train on `state.batch`: forward, backward and one step of every optimizer.
@@ -140,7 +131,7 @@ class BatchTrainer:
         self._step(others, scaler)
         if scaler is not None:
             scaler.update()
-        if self._forward_and_loss is not None:  # as a CUDA graph, it overwrites in the next step what it returns
+        if self.driver.compiled is not None:  # as a CUDA graph, it overwrites in the next step what it returns
             self.losses = {key: loss.clone() for key, loss in self.losses.items()}
         return self.losses
 
@@ -165,7 +156,7 @@ class BatchTrainer:
             closure()
             self._step(self._pass_optimizers, scaler)
             for key, loss in self.losses.items():
-                _add(losses, key, loss)
+                add_loss(losses, key, loss)
         self._pass_optimizers = self._optimizers
         return losses
 
@@ -204,21 +195,15 @@ class BatchTrainer:
         Returns:
             The total loss, detached, on the device.
         """
-        state, dispatch = self.state, self._dispatch
+        state = self.state
         whole = state.device_train_microbatch_size is None
         microbatches = self._microbatches = (self._batch,) if whole else self._split()
-        self._pass_losses = self.losses if loss_dict is None else loss_dict
-        self._pass_losses.clear()
         self._pass_metrics = self.metrics if loss_dict is None and state._train_metrics else None
         if self._pass_metrics is not None:
             self._pass_metrics.begin()
-        if dispatch.before_train_batch:
-            dispatch.before_train_batch()
+        self.driver.begin_passes(self.losses if loss_dict is None else loss_dict)
         for optimizer in self._optimizers:
             _zero_grad(optimizer)
-        self._create_graph = False
-        if self._algorithms:
-            self._create_graph = True in [algorithm.backwards_create_graph for algorithm in self._algorithms]
         if len(microbatches) == 1 and not (self._is_distributed or self.count_tokens):
             self._train_microbatch(microbatches[0], 1.0)
         else:
@@ -233,7 +218,7 @@ class BatchTrainer:
                     with context:
                         self._train_microbatch(microbatch, weight)
         state.batch = self._batch
-        return self._finish() if finish else self._pass_losses["loss/train/total"]
+        return self._finish() if finish else self.driver.losses["loss/train/total"]
 
     def _finish(self) -> torch.Tensor:
         """Process the gradients before the optimizer steps; return the total loss."""
@@ -244,67 +229,25 @@ class BatchTrainer:
                     _zero_grad(optimizer)
         if self._scaling and state.scaler is not None:
             unscale(state.scaler, self._pass_optimizers)
-        if self._dispatch.after_train_batch:
-            self._dispatch.after_train_batch()
-        return self._pass_losses["loss/train/total"]
+        self.driver.end_passes()
+        return self.driver.losses["loss/train/total"]
 
     def _train_microbatch(self, microbatch: Any, weight: Count) -> None:
         """Run forward and backward for a microbatch, which is the fraction `weight` of its batch."""
-        state, dispatch, metrics = self.state, self._dispatch, self._pass_metrics
+        state, metrics = self.state, self._pass_metrics
         batch = self._to_device(microbatch)
         if self._spec.microbatch_transforms is not unchanged:
             batch = self._spec.microbatch_transforms(batch)
-        state.batch = batch
         original = None if metrics is None else _shallow_copy(batch)
-        if dispatch.before_forward:
-            dispatch.before_forward()
-        if self._forward_and_loss is not None and not (dispatch.after_forward or dispatch.before_loss):
-            with self._precision():
-                state.outputs, state.loss = self._forward_and_loss(state.model, self.model, state.batch)
-        elif not self._autocast:
-            state.outputs = state.model(state.batch)
-            if dispatch.after_forward:
-                dispatch.after_forward()
-            if dispatch.before_loss:
-                dispatch.before_loss()
-            state.loss = self.model.loss(state.outputs, state.batch)
-        elif dispatch.after_forward or dispatch.before_loss:  # they run in the default precision
-            with self._precision():
-                state.outputs = state.model(state.batch)
-            if dispatch.after_forward:
-                dispatch.after_forward()
-            if dispatch.before_loss:
-                dispatch.before_loss()
-            with self._precision():
-                state.loss = self.model.loss(state.outputs, state.batch)
-        else:
-            with self._precision():
-                state.outputs = state.model(state.batch)
-                state.loss = self.model.loss(state.outputs, state.batch)
-        if dispatch.after_loss:
-            dispatch.after_loss()
-        if dispatch.before_backward:
-            dispatch.before_backward()
-        loss = state.loss
-        is_scalar = isinstance(loss, torch.Tensor) and loss.dim() == 0
-        total: torch.Tensor = loss if is_scalar else total_loss(loss)
-        is_whole = isinstance(weight, float) and weight == 1.0
-        if not is_whole:
-            total = weighted(total, weight, state.outputs)
-        if is_scalar and is_whole and not self._pass_losses:  # the usual case, in every step
-            self._pass_losses["loss/train/total"] = total.detach()
-        else:
-            _add_losses(self._pass_losses, loss, total, weight)
-        if self._scaling and state.scaler is not None:
-            total = state.scaler.scale(total)
-        total.backward(create_graph=self._create_graph)  # type: ignore[no-untyped-call]
-        if dispatch.after_backward:
-            dispatch.after_backward()
+        loss = self.driver.compute_loss(batch, state.model, self.model.loss)
+        self.driver.backward(loss, weight, self._scaled_backward if self._scaling else None)
         if metrics is not None:
             metrics.collect(original, state.outputs, len(self._microbatches) == 1)
 
-    def _precision(self) -> AbstractContextManager[None]:
-        return precision_context_of(self.state) if self._precision_context is None else self._precision_context
+    def _scaled_backward(self, total: torch.Tensor) -> None:
+        scaler = self.state.scaler
+        total = total if scaler is None else scaler.scale(total)
+        total.backward(create_graph=self.driver.create_graph)  # type: ignore[no-untyped-call]
 
     def _average(self, counts: Sequence[Count]) -> Count:
         """Return the terms of the loss that weigh microbatches, averaged over ranks; exchanged once per batch.
@@ -332,12 +275,6 @@ class BatchTrainer:
             )
 
 
-def _forward_and_loss(wrapped: torch.nn.Module, model: ComposerModel, batch: Any) -> tuple[Any, Any]:
-    """Return the outputs of the model and their loss; to be compiled as one graph."""
-    outputs = wrapped(batch)
-    return outputs, model.loss(outputs, batch)
-
-
 def _step_optimizer(optimizer: torch.optim.Optimizer) -> None:
     """Step the optimizer; to be compiled."""
     optimizer.step()
@@ -360,28 +297,3 @@ def _shallow_copy(batch: Any) -> Any:
     if isinstance(batch, dict):
         return batch.copy()
     return list(batch) if isinstance(batch, list) else batch
-
-
-def _add_losses(losses: dict[str, torch.Tensor], loss: Any, total: torch.Tensor, weight: Count) -> None:
-    """Add a microbatch's share to the logged losses.
-
-    Args:
-        losses: The losses so far, by key.
-        loss: What the model's `loss` returned.
-        total: The sum of all losses, times `weight`.
-        weight: The fraction of the batch that the microbatch is.
-    """
-    _add(losses, "loss/train/total", total.detach())
-    if isinstance(loss, torch.Tensor):
-        return
-    parts: dict[str, Any] = {}
-    if isinstance(loss, Mapping):
-        parts = {key: part for key, part in loss.items() if key != "total"}
-    elif len(loss) > 1:
-        parts = {f"loss{i}": part for i, part in enumerate(loss)}
-    for name, part in parts.items():
-        _add(losses, f"loss/train/{name}", weighted(total_loss(part).detach(), weight))
-
-
-def _add(losses: dict[str, torch.Tensor], key: str, share: torch.Tensor) -> None:
-    losses[key] = share if key not in losses else losses[key] + share

@@ -37,6 +37,8 @@ from composer.devices import Device
 from composer.distributed import DDPSyncStrategy
 from composer.loggers import Logger, LoggerDestination
 from composer.loggers.file_logger import FileLogger
+from composer.loop.driver import Driver
+from composer.loop.position import LoaderPosition
 from composer.trainer import construction
 from composer.trainer.construction import TrainerProfiler
 from composer.trainer.construction import generate_run_name as _generate_run_name
@@ -66,7 +68,6 @@ from composer.trainer.plot import plot
 from composer.trainer.precision import resolve_precision
 from composer.trainer.replaced_names import ARGUMENTS_OF_OTHERS, METHODS_OF_OTHERS, REMOVED_ARGUMENTS
 from composer.trainer.resume.autoresume import choose_checkpoint
-from composer.trainer.resume.loader import LoaderPosition
 from composer.trainer.resume.run import RunProgress
 from composer.trainer.settings import RunSettings, check_subset, pin_batches
 from composer.trainer.signals import Interruption
@@ -408,7 +409,7 @@ class Trainer(_RejectsRemovedArguments):
         settings.set_schedulers(arguments)
         self.engine.run_event(Event.BEFORE_LOAD)
         settings.set_scaler()  # after INIT, where an algorithm may wrap the optimizer in one that needs closures
-        position = LoaderPosition(self.state, self._metrics, arguments.spin_dataloaders)
+        position = LoaderPosition(self.state, self._metrics, spin=arguments.spin_dataloaders)
         # Before the checkpoint is loaded: it describes the arguments of this launch.
         self._progress = RunProgress(
             self.state, settings, position, self._evaluation, self._announce, arguments.branch_duration
@@ -463,7 +464,9 @@ class Trainer(_RejectsRemovedArguments):
         defer = self._parallel.world_size == 1
         self._metrics = TrainMetrics(state, self._model, defer, self._parallel.reshard)
         self._history = RunHistory()
-        self._evaluation = Evaluation(state, self.engine, self.logger, self._model, self._parallel, self._history)
+        self._evaluation = Evaluation(
+            state, Driver(self.engine), self.logger, self._model, self._parallel, self._history
+        )
         self._evaluation.modes.eval()  # the mode outside `fit`
 
     def _log_hparams(self) -> None:
@@ -703,9 +706,10 @@ class Trainer(_RejectsRemovedArguments):
     def _make_loop(self) -> FitLoop:
         state, spec = self.state, self._settings.train_spec
         assert spec is not None, "`replace_train_data` has checked it"
+        driver = Driver(self.engine)
         batches = BatchTrainer(
             state,
-            self.engine,
+            driver,
             self._model,
             self._parallel,
             self._metrics,
@@ -715,7 +719,7 @@ class Trainer(_RejectsRemovedArguments):
         )
         return FitLoop(
             state,
-            self.engine,
+            driver,
             self.logger,
             spec,
             batches,

@@ -21,7 +21,7 @@ from torch.utils.data import (
 )
 from torchmetrics import MeanMetric
 
-from composer.trainer.resume.generators import generators_of
+from composer.loop.generators import generators_of
 
 
 def test_generators_that_stay_as_they_are_are_not_touched() -> None:

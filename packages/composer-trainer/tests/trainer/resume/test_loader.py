@@ -27,9 +27,9 @@ from torch.utils.data import (
 )
 
 from composer.core import State, Timestamp
+from composer.loop.position import LoaderPosition
 from composer.testing import SimpleModelWithDropout, deep_compare, run_on_ranks
 from composer.trainer.metrics import TrainMetrics
-from composer.trainer.resume.loader import LoaderPosition
 from composer.utils import dist, reproducibility
 
 WHEN = ("2ba", "4ba", "1ep", "7ba", "8ba", "2ep")

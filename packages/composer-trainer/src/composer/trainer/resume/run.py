@@ -20,6 +20,7 @@ from typing import Any
 from composer.callbacks.checkpoint_saver import CheckpointSaver, savers_of
 from composer.core import State, Time, Timestamp, TimeUnit
 from composer.loggers import Logger
+from composer.loop.position import LoaderPosition
 from composer.trainer.evaluation import Evaluation
 from composer.trainer.resume.arguments import (
     apply_changes,
@@ -32,7 +33,6 @@ from composer.trainer.resume.arguments import (
     restart_schedulers,
     set_option,
 )
-from composer.trainer.resume.loader import LoaderPosition
 from composer.trainer.settings import RunSettings
 from composer.utils import dist, reproducibility
 

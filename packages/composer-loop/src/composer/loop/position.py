@@ -9,9 +9,10 @@ This is exact if nothing else draws from these generators while the loader deter
 it at the start of an epoch. What a dataset keeps to itself (a generator, values drawn when it was first accessed) is
 not known here: it starts anew.
 
-`LoaderPosition` does this for the loop. `begin`, at the start of `fit`, sets the generators. In an epoch that is in
-progress, `resume` returns to the position, or continues with the iterator of the previous `fit` if it is still there.
-Any other epoch begins with `start`. `pause`, `put_back` and `finish` leave the iteration. Nothing is done per batch.
+`LoaderPosition` does this for a loop. `begin`, at the start of a fit, sets the generators. In an epoch that is in
+progress, `resume` returns to the position, or continues with the iterator of the previous fit if it is still there.
+Any other epoch begins with `start`. `pause`, `put_back` and `finish` leave the iteration. A host that iterates the
+loader itself calls `mark` and `leave_to_host` instead. Nothing is done per batch.
 """
 
 from __future__ import annotations
@@ -21,15 +22,13 @@ import itertools
 import logging
 import warnings
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
-from tqdm import tqdm
 
-from composer.core import State, Timestamp
-from composer.trainer.metrics import TrainMetrics
-from composer.trainer.ranks import num_data_shards, set_epoch
-from composer.trainer.resume.generators import (
+from composer.core.state import State
+from composer.core.time import Timestamp
+from composer.loop.generators import (
     global_states,
     keep_global_states,
     set_global_states,
@@ -37,7 +36,6 @@ from composer.trainer.resume.generators import (
     states_of,
 )
 from composer.utils import dist, reproducibility
-from composer.utils.terminal import bar_file, open_stream
 
 _log = logging.getLogger(__name__)
 
@@ -70,9 +68,9 @@ class Position:
     generators: dict[str, Any]
     world_size: int
 
-    def moved_to(self, at: int) -> Position:
-        """Return the position at a later batch of the epoch."""
-        more, samples = at - self.at, self.samples
+    def moved_to(self, at: int, accumulate: int) -> Position:
+        """Return the position at a later batch of the epoch, each of which is `accumulate` batches of the loader."""
+        more, samples = (at - self.at) * accumulate, self.samples
         if samples is not None and more:
             samples = None if self.batch_size is None else samples + more * self.batch_size
         return dataclasses.replace(self, at=at, batches=self.batches + more, samples=samples)
@@ -102,8 +100,14 @@ class Position:
         _log.info("The epoch continues after %s samples of this rank, in batches of %s.", samples, size)
         return dataclasses.replace(self, batches=batches, samples=samples, batch_size=size, world_size=world_size)
 
-    def end_of_epoch(self, loader: Any, length: int | None) -> int | None:
-        """Return the number of batches that the epoch will have; None if it is unknown. A collective operation."""
+    def end_of_epoch(self, loader: Any, length: int | None, accumulate: int) -> int | None:
+        """Return the number of batches that the epoch will have; None if it is unknown. A collective operation.
+
+        Args:
+            loader: The loader.
+            length: The number of batches that it yields, or that are used of it.
+            accumulate: The number of these that make a batch of the epoch.
+        """
         if length is None:
             return None
         left = length - self.batches
@@ -113,26 +117,39 @@ class Position:
                 left = min(in_sampler, length - self.samples // self.batch_size)
         if dist.get_world_size() > 1:  # the parts of ranks may differ, but all must end the epoch together
             left = min(dist.all_gather_object(left))
-        return self.at + max(left - self.num_untrained, 0)
+        return self.at + -(-max(left - self.num_untrained, 0) // accumulate)
+
+
+class LastMetrics(Protocol):
+    """Holds the metrics of the last batch, which an epoch that ends there logs again."""
+
+    def last_values(self) -> dict[str, Any]:
+        """Return the metrics by name, on the host."""
+
+    def restore(self, values: dict[str, Any]) -> None:
+        """Restore the result of `last_values`."""
 
 
 class LoaderPosition:
-    """Iterates the training loader for the loop, and can return to where it was.
+    """Iterates the training loader for a loop, and can return to where it was.
 
     Args:
         state: The run's state; `state.dataloader` is iterated.
-        metrics: The training metrics, whose last values an epoch logs again at its end.
+        metrics: The training metrics; None: none are saved.
+        accumulate: Batches of the loader per batch of `state.timestamp`.
         spin: Advance loaders without a `state_dict` to the position; otherwise they start from the beginning, for as
             many batches as the epoch has left.
 
     Attributes:
-        spin: See above; may be changed between fits.
+        accumulate: See above; may be changed between fits, like `spin`.
         ends_at: The number of batches of the epoch, an estimate if the loader's length is an estimate; None if it is
             unknown.
     """
 
-    def __init__(self, state: State, metrics: TrainMetrics, spin: bool = True) -> None:
-        self.spin = spin
+    def __init__(
+        self, state: State, metrics: LastMetrics | None = None, accumulate: int = 1, spin: bool = True
+    ) -> None:
+        self.accumulate, self.spin = accumulate, spin
         self.ends_at: int | None = None
         self._state, self._metrics = state, metrics
         self._saved: tuple[dict[str, Any] | None, list[dict[str, Any]] | None] | None = None  # not yet restored
@@ -158,7 +175,7 @@ class LoaderPosition:
         now, loader = self._state.timestamp, self._state.dataloader if self._loader is None else self._loader
         at, position, loader_state = now.batches_in_epoch, None, self._loader_state
         if at > 0 and self._position is not None and self._position.epoch == now.epochs:
-            position = dataclasses.asdict(self._position.moved_to(at))
+            position = dataclasses.asdict(self._position.moved_to(at, self.accumulate))
         if loader_state is None and self._loader is not None and has_state(loader):
             loader_state = loader.state_dict()
         evaluators = {each.label: states_of(each.dataloader.dataloader) for each in self._state.evaluators}
@@ -169,7 +186,7 @@ class LoaderPosition:
             "position": position,
             "generators": states_of(loader),
             "loader": loader_state,
-            "train_metrics": self._metrics.last_values() if at > 0 else {},
+            "train_metrics": self._metrics.last_values() if self._metrics is not None and at > 0 else {},
             "evaluators": {label: states for label, states in evaluators.items() if states},
         }
 
@@ -194,7 +211,8 @@ class LoaderPosition:
                 )
             rank = dist.get_global_rank()
             local = saved[rank if rank < len(saved) else 0]
-            self._metrics.restore(local.get("train_metrics", {}))
+            if self._metrics is not None:
+                self._metrics.restore(local.get("train_metrics", {}))
         self._saved = (local, rng)
 
     @property
@@ -271,6 +289,26 @@ class LoaderPosition:
             if now.batches_in_epoch:
                 self._begin_position(loader, drawn=now.batches_in_epoch)
 
+    # ---- an epoch whose loader a host iterates ----
+
+    def mark(self) -> None:
+        """Note that the host begins to iterate the loader now, or return to where it began in this epoch.
+
+        The generators stay as they are if no batch of the epoch is left.
+        """
+        now, position = self._state.timestamp, self._position
+        if not now.batches_in_epoch:
+            self._begin_position(self._state.dataloader, drawn=0)
+            return
+        is_known = position is not None and position.epoch == now.epochs and self._loader is self._state.dataloader
+        if is_known and (self._length is None or now.batches_in_epoch < self._length):
+            assert position is not None
+            set_states(self._loader, position.generators)
+
+    def leave_to_host(self) -> None:
+        """Drop the loaded state of the loader: the host has restored it, or has not."""
+        self._loader_state = self._generators = None
+
     # ---- the batches of an epoch ----
 
     def resume(self) -> Iterator[Any] | None:
@@ -279,7 +317,7 @@ class LoaderPosition:
         The global generators are left as they are.
         """
         now, loader, length = self._state.timestamp, self._state.dataloader, self._length
-        at = now.batches_in_epoch
+        at, drawn = now.batches_in_epoch, now.batches_in_epoch * self.accumulate
         paused_at, self._paused_at = self._paused_at, None
         if self._is_replaced:
             self._reset()
@@ -289,12 +327,14 @@ class LoaderPosition:
             return None
         if self._loader is not loader or self._position is None or self._position.epoch != now.epochs:
             self._iterator = None
-            self._begin_position(loader, drawn=at)
+            self._begin_position(loader, drawn=drawn)
         assert self._position is not None
-        self._position = self._position.moved_to(at).converted(loader, num_data_shards(self._state))
-        self.ends_at = self._position.end_of_epoch(loader, length)
+        position = self._position.moved_to(at, self.accumulate)
+        self._position = position = position.converted(loader, num_data_shards(self._state))
+        batches = None if length is None else length * self.accumulate
+        self.ends_at = position.end_of_epoch(loader, batches, self.accumulate)
         if self._iterator is None or paused_at != (now.epochs, at):
-            self._iterator = self._return_to(self._position)
+            self._iterator = self._return_to(position)
         return None if self._iterator is None else self._limited(self._iterator)
 
     def _return_to(self, position: Position) -> Iterator[Any] | None:
@@ -334,7 +374,7 @@ class LoaderPosition:
         if at == 0:
             self.ends_at = length
         elif length is not None and self.ends_at is not None:  # from the beginning, in the middle of the epoch
-            num_untrained = length - (self.ends_at - at)
+            num_untrained = (length - (self.ends_at - at)) * self.accumulate
         loader_state, generators = self._loader_state, self._generators
         self._loader_state = self._generators = None
         if loader_state is not None:  # of the end of the previous epoch, or of where an iteration has ended inside it
@@ -403,14 +443,14 @@ class LoaderPosition:
 
     @property
     def _length(self) -> int | None:
-        """The number of batches per epoch; None: unknown."""
+        """The number of batches per epoch, as the timestamp counts them; None: unknown."""
         length = self._state.dataloader_len
         return None if length is None else length.value
 
     def _limited(self, iterator: Iterator[Any]) -> Iterator[Any]:
         if self.ends_at is None or self._state.dataloader_limit is None:
             return iterator
-        return itertools.islice(iterator, self.ends_at - self._state.timestamp.batches_in_epoch)
+        return itertools.islice(iterator, (self.ends_at - self._state.timestamp.batches_in_epoch) * self.accumulate)
 
     def _dataset_resumes_itself(self) -> bool:
         """Return True if the dataset has restored its own position, as streaming datasets do."""
@@ -433,6 +473,19 @@ def _log_uneven(rest: int, effect: str, unit: str) -> None:
 
 
 # ---- loaders ----
+
+
+def num_data_shards(state: State) -> int:
+    """Return the number of parts that the data is split into: one per rank, or per group of tensor-parallel ranks."""
+    return dist.get_world_size() // (1 if state.tp_config is None else int(state.tp_config.tensor_parallel_degree))
+
+
+def set_epoch(dataloader: Any, epoch: int) -> None:
+    """Call `set_epoch` of a loader's samplers, whose order depends on the epoch."""
+    for name in ("batch_sampler", "sampler"):
+        set_sampler_epoch = getattr(getattr(dataloader, name, None), "set_epoch", None)
+        if set_sampler_epoch is not None:
+            set_sampler_epoch(epoch)
 
 
 def has_state(loader: Any) -> bool:
@@ -491,16 +544,7 @@ def _skip(loader: Any, batches: int, samples: int | None) -> Iterator[Any]:
             batches,
         )
     iterator: Iterator[Any] = iter(loader)
-    bar = tqdm(
-        itertools.islice(iterator, batches),
-        desc="Skipping batches",
-        total=batches,
-        delay=2.0,  # shorter waits show no bar
-        leave=False,
-        disable=dist.get_global_rank() != 0,
-        file=bar_file(open_stream("stderr")),
-    )
-    for _ in bar:
+    for _ in itertools.islice(iterator, batches):
         pass
     return iterator
 
