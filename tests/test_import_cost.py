@@ -62,3 +62,14 @@ assert all(isinstance(metric, sys.modules["torchmetrics"].Metric) for metric in 
 """
 
     assert loaded(program, ["torchmetrics"]) == "torchmetrics"
+
+
+def test_a_function_of_an_algorithm_loads_few_modules() -> None:
+    program = """
+import sys
+from composer.algorithms.mixup import mixup_batch
+print(sum(name.partition(".")[0] == "composer" for name in sys.modules))
+"""
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+
+    assert int(run.stdout) <= 20

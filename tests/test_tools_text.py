@@ -77,7 +77,8 @@ class TestLinksAndStubs:
         tree.write(
             {
                 "src/composer/functional.py": "",
-                "src/composer/algorithms/__init__.py": "from composer.core import ONE as ONE\nimport os\n",
+                "src/composer/algorithms/__init__.py": "from composer.core import ONE as ONE\nimport os\n"
+                '_OWN = {"utils": "Two"}\n',
             },
             core,
         )
@@ -94,8 +95,9 @@ class TestLinksAndStubs:
         assert first == core / "src/composer/algorithms/__init__.pyi"
         assert first.read_text().splitlines()[1:] == [
             "from composer.algorithms.one import One as One",
+            "from composer.algorithms.utils import Two as Two",
             "from composer.core import ONE as ONE",
-            *("", "__all__ = [", '    "ONE",', '    "One",', "]"),
+            *("", "__all__ = [", '    "ONE",', '    "One",', '    "Two",', "]"),
         ]
         assert second == core / "src/composer/functional.pyi"
         assert second.read_text().splitlines()[1:] == [

@@ -20,7 +20,10 @@ CORE = "composer-core"
 # Directories that several distributions fill; core alone owns their `__init__.py`.
 SHARED = {
     PurePosixPath("composer", *parts)
-    for parts in ((), ("algorithms",), ("callbacks",), ("datasets",), ("hosts",), ("loggers",), ("models",), ("utils",))
+    for parts in (
+        *((), ("algorithms",), ("callbacks",), ("core",), ("datasets",), ("devices",)),
+        *(("hosts",), ("loggers",), ("loss",), ("models",), ("utils",)),
+    )
 }
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from tools.workspace import Package, Workspace
@@ -88,7 +89,7 @@ def _required_on_load(package: Package) -> list[str]:
 
 
 def stubs(workspace: Workspace) -> dict[Path, str]:
-    """Return the stub of each module of composer-core that other packages add names to, by its path."""
+    """Return the stub of each module of composer-core whose names are imported on first use, by its path."""
     lines: dict[str, set[str]] = {}
     for package in workspace.packages.values():
         for group, points in package.entry_points.items():
@@ -98,15 +99,34 @@ def stubs(workspace: Workspace) -> dict[Path, str]:
                     if not attribute:  # a module itself
                         module, _, attribute = module.rpartition(".")
                     lines.setdefault(group, set()).add(f"from {module} import {attribute} as {name}")
+    for source in workspace[CORE].source.rglob("__init__.py"):
+        if "\n_OWN = {" in source.read_text(encoding="utf-8"):
+            lines.setdefault(".".join(source.parent.relative_to(workspace[CORE].source).parts), set())
     texts = {}
     for group, entries in sorted(lines.items()):
         module_path = workspace[CORE].source.joinpath(*group.split("."))
         source = module_path / "__init__.py" if module_path.is_dir() else module_path.with_suffix(".py")
         if source.is_file():
             text = source.read_text(encoding="utf-8")
-            own = {match[0] for match in _REEXPORT.finditer(text)}
+            if "= registered_names(" in text:
+                continue  # an ordinary module, with a few names of other packages
+            own = {match[0] for match in _REEXPORT.finditer(text)} | set(_lazy_lines(group, text))
             texts[source.with_suffix(".pyi")] = _stub(entries | own, _ALL_OF.findall(text))
+            if group == "composer":
+                texts[source.with_suffix(".pyi")] += "__version__: str\n"
     return texts
+
+
+def _lazy_lines(package: str, source: str) -> Iterator[str]:
+    """Yield an import for each name that a package imports on first use: those of the dictionary `_OWN`."""
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_OWN" and isinstance(node.value, ast.Dict):
+            for module, names in zip(node.value.keys, node.value.values, strict=True):
+                if isinstance(module, ast.Constant) and isinstance(names, ast.Constant):
+                    for name in names.value.split():
+                        yield f"from {package}.{module.value} import {name} as {name}"
+                    if not names.value:
+                        yield f"from {package} import {module.value} as {module.value}"
 
 
 def _stub(lines: set[str], modules: list[str]) -> str:

@@ -26,7 +26,6 @@ from composer.checkpoint.storage import storage_of
 from composer.core import Event, State
 from composer.core.engine import Engine
 from composer.loggers import Logger, RemoteUploaderDownloader
-from composer.loggers.spi import call_in_time
 from composer.testing import run_on_ranks
 from composer.utils import (
     LibcloudObjectStore,
@@ -37,6 +36,7 @@ from composer.utils import (
     file_helpers,
     maybe_create_remote_uploader_downloader_from_uri,
 )
+from composer.utils.delivery import call_in_time
 from composer.utils.object_store.backend_uploads import Backend
 
 
@@ -722,7 +722,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 from composer.loggers import RemoteUploaderDownloader
-from composer.utils.retrying import DeliveryDeadline
+from composer.utils.delivery import DeliveryDeadline
 
 if __name__ == "__main__":
     uploader, state = RemoteUploaderDownloader(sys.argv[1]), SimpleNamespace(run_name="a")

@@ -16,8 +16,8 @@ from composer.checkpoint import storage as storages
 from composer.checkpoint.storage import storage_of
 from composer.core import State
 from composer.loggers import Logger, RemoteUploaderDownloader
-from composer.loggers.spi import call_in_time
 from composer.utils import RemoteUploader, file_helpers
+from composer.utils.delivery import call_in_time
 from composer.utils.object_store import (
     FsspecObjectStore,
     GCSObjectStore,

@@ -26,7 +26,7 @@ from composer.core import Event
 from composer.loggers import DeferredValue
 from composer.loggers.mlflow_logger import MLFlowLogger, _MLFlowRun
 from composer.loggers.spi import Logged
-from composer.utils.retrying import DeliveryDeadline
+from composer.utils.delivery import DeliveryDeadline
 
 
 def only_run(client: MlflowClient, arguments: dict[str, Any]) -> Any:

@@ -10,41 +10,20 @@ import os
 import sys
 import warnings
 from pkgutil import extend_path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 __path__ = extend_path(__path__, __name__)  # editable installs keep the parts in different directories
 
-from composer.core._registry import missing_error
-from composer.utils.import_helpers import import_from_distribution as moved
-
-if TYPE_CHECKING:
-    from composer.core import Algorithm as Algorithm
-    from composer.core import Callback as Callback
-    from composer.core import DataSpec as DataSpec
-    from composer.core import Engine as Engine
-    from composer.core import Evaluator as Evaluator
-    from composer.core import Event as Event
-    from composer.core import State as State
-    from composer.core import Time as Time
-    from composer.core import Timestamp as Timestamp
-    from composer.core import TimeUnit as TimeUnit
-    from composer.loggers import Logger as Logger
-    from composer.models import ComposerModel as ComposerModel
-    from composer.trainer import Trainer as Trainer
-
-    __version__: str
-    """The version of composer-core."""
-
 _CORE = "composer-core"
-_LAZY_NAMES = {  # name -> its module, and the distribution that provides it
-    **dict.fromkeys(
-        "Algorithm Callback DataSpec Engine Evaluator Event State Time Timestamp TimeUnit".split(),
-        ("composer.core", _CORE),
-    ),
-    "Logger": ("composer.loggers", _CORE),
-    "ComposerModel": ("composer.models", _CORE),
-    "Trainer": ("composer.trainer", "composer-trainer"),
+_OWN = {  # the names of each part
+    "core": "Algorithm Callback Engine Event State Time TimeUnit Timestamp",
+    "core.data_spec": "DataSpec",
+    "core.evaluator": "Evaluator",
+    "loggers": "Logger",
+    "models": "ComposerModel",
+    "trainer": "Trainer",
 }
+_PART_OF = {name: part for part, names in _OWN.items() for name in names.split()}
 _PARTS = {
     **dict.fromkeys(
         "algorithms callbacks core datasets devices functional hosts loggers loss models testing utils".split(), _CORE
@@ -63,11 +42,14 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         value: Any = version(_CORE)
-    elif name in _LAZY_NAMES:
-        module, distribution = _LAZY_NAMES[name]
-        value = moved(module, name, distribution, f"composer.{name}", missing_error(sys._getframe(1)))
-    elif name in _PARTS:
-        value = moved(f"composer.{name}", "", _PARTS[name], f"composer.{name}", missing_error(sys._getframe(1)))
+    elif name in _PART_OF or name in _PARTS:
+        from composer.core._registry import missing_error
+        from composer.utils.import_helpers import import_from_distribution
+
+        part, attribute = (_PART_OF[name], name) if name in _PART_OF else (name, "")
+        distribution = _PARTS.get(part, "composer-loop")
+        missing = missing_error(sys._getframe(1))
+        value = import_from_distribution(f"composer.{part}", attribute, distribution, f"composer.{name}", missing)
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = value
@@ -80,7 +62,7 @@ def __dir__() -> list[str]:
 
 
 def _public() -> list[str]:
-    return [name for name, (module, _) in _LAZY_NAMES.items() if _is_installed(module)] + ["__version__"]
+    return [name for name, part in _PART_OF.items() if _is_installed(f"composer.{part}")] + ["__version__"]
 
 
 def _is_installed(module: str) -> bool:

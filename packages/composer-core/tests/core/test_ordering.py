@@ -37,11 +37,6 @@ from composer.core.ordering import Ordering, opener_of
 from composer.core.passes import (
     order_by_placement,
     set_filo_order,
-    sort_low_precision_layernorm_last,
-    sort_selective_backprop_first,
-    sort_to_back,
-    sort_to_front,
-    warn_if_multiple_loss_interpolation,
     warn_on_discouraged,
 )
 
@@ -357,34 +352,16 @@ def test_the_opener_of_an_end_is_its_other_half() -> None:
     assert opener_of(Event.EPOCH_CHECKPOINT) is None
 
 
-def test_the_sorting_helpers_are_stable() -> None:
-    assert sort_to_back([1, "a", "c", 2, 3.0], int) == ["a", "c", 3.0, 1, 2]
-    assert sort_to_front([1, "a", "c", 2, 3.0], int) == [1, 2, "a", "c", 3.0]
-
-
 def test_the_passes_can_be_called_by_hand() -> None:
     pruner, mixer = Acting("pruner", LOSS, PRUNER), Acting("mixer", LOSS, MIXER)
-    norms = Acting("norms", LOSS, Placement(after={ADDS_NORMS}))
     plain = Acting("plain", (Event.AFTER_LOSS,))
 
     assert [pruner, mixer] == order_by_placement([mixer, pruner], Event.BEFORE_LOSS)
     assert [mixer, pruner] == set_filo_order([pruner, mixer], Event.AFTER_LOSS)
     assert [plain, mixer] == set_filo_order([mixer, plain], Event.AFTER_LOSS)
     assert [mixer, plain] == set_filo_order([mixer, plain], Event.BEFORE_LOSS)
-    assert [pruner, mixer] == sort_selective_backprop_first([mixer, pruner], Event.INIT)
-    assert [mixer, norms] == sort_low_precision_layernorm_last([norms, mixer], Event.INIT)
     with warnings.catch_warnings():
         assert [mixer] == warn_on_discouraged([mixer], Event.INIT)
-
-
-def test_two_interpolated_losses_are_warned_of_by_attribute() -> None:
-    first, second = Acting("a", LOSS), Acting("b", LOSS)
-    first.interpolate_loss = True  # type: ignore[attr-defined]
-    assert [first, second] == warn_if_multiple_loss_interpolation([first, second], Event.BEFORE_LOSS)
-
-    second.interpolate_loss = True  # type: ignore[attr-defined]
-    with pytest.warns(NotIntendedUseWarning, match="`Acting` and `Acting` all interpolate the loss"):
-        warn_if_multiple_loss_interpolation([first, second], Event.BEFORE_LOSS)
 
 
 def test_what_is_done_to_layers_of_one_kind_is_done_to_layers() -> None:

@@ -266,13 +266,3 @@ def test_programs_may_set_the_private_counters_as_times() -> None:
     assert timestamp.total_wct == datetime.timedelta(seconds=2)
     with pytest.raises(ValueError, match="must be counted in 'ep'"):
         timestamp._epoch = Time(5, TimeUnit.BATCH)
-
-
-@pytest.mark.parametrize(
-    ("text", "hint"),
-    [("2 epochs", "2ep"), ("100 steps", "100ba"), ("5batches", "5ba"), ("30 Seconds", "30sec")],
-)
-def test_words_in_place_of_a_unit_get_the_unit(text: str, hint: str) -> None:
-    with pytest.raises(ValueError, match=rf"Write '{hint}'\.") as caught:
-        ensure_time(text, TimeUnit.EPOCH, argument="max_duration")
-    assert str(caught.value).count("got") == 1

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import types
 import warnings
 from collections import OrderedDict, UserDict, UserList, defaultdict, deque, namedtuple
 from collections.abc import Iterator, Sequence
@@ -13,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from composer.devices import Device, DeviceCPU, DeviceGPU, DeviceHPU, DeviceMPS, DeviceNeuron, DeviceTPU
+from composer.devices import Device, DeviceCPU, DeviceGPU, DeviceMPS
 from composer.devices.device import PlainDevice, _map_batch, _set_tf32
-from composer.utils import get_device, is_hpu_installed, is_xla_installed
+from composer.utils import get_device
 
 Pair = namedtuple("Pair", ["x", "y"])
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -174,9 +172,6 @@ def test_nested_optimizer_state_moves() -> None:
         (DeviceCPU, "gloo", "cpu"),
         (DeviceGPU, "nccl", "gpu"),
         (DeviceMPS, "", "mps"),
-        (DeviceTPU, "xla", "tpu"),
-        (DeviceNeuron, "xla", "neuron"),
-        (DeviceHPU, "hccl", "hpu"),
     ],
 )
 def test_names_and_backends(kind: type[Device], backend: str, name: str) -> None:
@@ -217,56 +212,6 @@ def test_cuda_is_another_name_of_the_gpu(name: str, monkeypatch: pytest.MonkeyPa
 def test_an_unknown_name_is_refused() -> None:
     with pytest.raises(ValueError, match=r"`device` must be one of 'cpu', 'gpu', .*, got 'magic'"):
         get_device("magic")
-
-
-@pytest.mark.parametrize(
-    ("name", "kind", "package", "command"),
-    [
-        ("tpu", "DeviceTPU", "torch_xla", r"pip install torch_xla\[tpu\]"),
-        ("neuron", "DeviceNeuron", "torch_xla", "pip install torch-neuronx"),
-        ("hpu", "DeviceHPU", "habana_frameworks", "pip install habana-torch-plugin"),
-    ],
-)
-def test_a_device_without_its_package_names_it(name: str, kind: str, package: str, command: str) -> None:
-    with pytest.raises(ModuleNotFoundError, match=f"`{kind}` needs the package `{package}`.*Run `{command}`") as caught:
-        get_device(name)
-    assert package == caught.value.name
-    assert not is_xla_installed()
-    assert not is_hpu_installed()
-
-
-def pretend_installed(monkeypatch: pytest.MonkeyPatch, name: str, **attributes: Any) -> None:
-    parts = name.split(".")
-    for depth in range(len(parts)):
-        module = types.ModuleType(".".join(parts[: depth + 1]))
-        module.__path__ = []
-        module.__spec__ = types.SimpleNamespace()  # type: ignore[assignment]
-        monkeypatch.setitem(sys.modules, module.__name__, module)
-    vars(module).update(attributes)
-
-
-@pytest.mark.parametrize("name", ["tpu", "neuron"])
-def test_an_xla_device_comes_from_torch_xla(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    pretend_installed(monkeypatch, "torch_xla.core.xla_model", xla_device=lambda: torch.device("meta"))
-
-    device = get_device(name)
-
-    assert (name, "xla", torch.device("meta")) == (device.name, device.dist_backend, device._device)
-    assert is_xla_installed()
-
-
-def test_an_hpu_needs_habana_s_bridge(monkeypatch: pytest.MonkeyPatch) -> None:
-    pretend_installed(monkeypatch, "habana_frameworks.torch.core")
-
-    assert "hpu" == get_device("hpu")._device.type
-    assert is_hpu_installed()
-
-
-def test_a_broken_installation_is_not_called_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    pretend_installed(monkeypatch, "torch_xla.core")
-
-    with pytest.raises(ModuleNotFoundError, match=r"No module named 'torch_xla.core.xla_model'"):
-        get_device("tpu")
 
 
 def test_mps_is_refused_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -372,7 +317,7 @@ def test_a_batch_moves_to_a_real_gpu_without_waiting() -> None:
     assert device.batch_to_device(moved[0]) is moved[0]
 
 
-@pytest.mark.parametrize("cls", [DeviceCPU, DeviceGPU, DeviceHPU, DeviceMPS, DeviceNeuron, DeviceTPU])
+@pytest.mark.parametrize("cls", [DeviceCPU, DeviceGPU, DeviceMPS])
 def test_each_device_has_its_module(cls: type[Device]) -> None:
     module = import_module(f"composer.devices.{cls.__name__.replace('Device', 'device_').lower()}")
 

@@ -241,11 +241,8 @@ def test_a_missing_part_is_answered_with_how_many_there_are(key: Any, error: typ
 @pytest.mark.parametrize(
     ("batch", "message"),
     [
-        ({"x": 1, "y": 2}, r"got a dict with the keys 'x', 'y'.*=lambda batch: \(batch\['x'\], batch\['y'\]\)\)`"),
-        (
-            (1, 2, 3),
-            r"got a tuple of 3 parts. Make pairs: `DataSpec\(.*batch\[0\]",
-        ),
+        ({"x": 1, "y": 2}, r"got a dict with the keys 'x', 'y'\. Make pairs: `DataSpec\("),
+        ((1, 2, 3), r"got a tuple of 3 parts\. Make pairs: `DataSpec\("),
     ],
 )
 def test_what_is_no_pair_is_not_unpacked(batch: Any, message: str) -> None:

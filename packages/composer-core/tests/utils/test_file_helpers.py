@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from composer.core import Timestamp
-from composer.utils import dist, file_helpers
+from composer.utils import dist
 from composer.utils.file_helpers import (
     ensure_folder_has_no_conflicting_files,
-    ensure_folder_is_empty,
     format_name_with_dist,
     format_name_with_dist_and_time,
     is_uri,
@@ -81,21 +80,6 @@ def test_given_variables_win_over_the_training_time() -> None:
     assert "9" == format_name_with_dist_and_time("{epoch}", "mnist", NOW, epoch=9)
 
 
-def test_the_tables_list_every_variable() -> None:
-    of_dist = {"run_name", *DIST}
-    of_time = {*of_dist, *COUNTS, *COUNTS_IN_EPOCH, "total_wct", "epoch_wct", "batch_wct"}
-
-    for table, names in (
-        (file_helpers.FORMAT_NAME_WITH_DIST_TABLE, of_dist),
-        (file_helpers.FORMAT_NAME_WITH_DIST_AND_TIME_TABLE, of_time),
-    ):
-        lines = table.splitlines()
-        assert {f"``{{{name}}}``" for name in names} == {line.split("|")[1].strip() for line in lines[3::2]}
-        assert 1 == len({len(line) for line in lines})
-        assert {"+"} == {line[0] for line in lines[::2]}
-        assert {"+", "="} == set(lines[2])
-
-
 # ---- URIs
 
 
@@ -140,22 +124,6 @@ def test_only_a_string_is_a_uri(uri: Any) -> None:
 
 
 # ---- folders
-
-
-def test_an_empty_or_missing_folder_is_empty(tmp_path: Path) -> None:
-    (tmp_path / "sub").mkdir()
-    (tmp_path / "sub" / ".hidden").touch()
-
-    ensure_folder_is_empty(tmp_path)
-    ensure_folder_is_empty(str(tmp_path / "missing"))
-
-
-def test_a_file_anywhere_under_a_folder_makes_it_not_empty(tmp_path: Path) -> None:
-    (tmp_path / "sub").mkdir()
-    (tmp_path / "sub" / "file").touch()
-
-    with pytest.raises(FileExistsError, match=r"must be empty, but it contains '.*sub.file'"):
-        ensure_folder_is_empty(tmp_path)
 
 
 @pytest.mark.parametrize(

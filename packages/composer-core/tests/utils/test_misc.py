@@ -5,7 +5,6 @@ from __future__ import annotations
 import builtins
 import logging
 import socket
-import warnings
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -143,14 +142,6 @@ def test_only_a_notebook_is_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
     assert misc.is_notebook()
 
 
-def test_a_warning_fits_on_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(warnings, "formatwarning", misc.warning_on_one_line)
-
-    line = warnings.formatwarning(UserWarning("Slow."), UserWarning, "train.py", 3, line="slow()")
-
-    assert "UserWarning: Slow. (source: train.py:3)\n" == line
-
-
 def test_a_free_port_can_be_bound() -> None:
     with socket.socket() as server:
         server.bind(("", misc.get_free_tcp_port()))
@@ -179,11 +170,8 @@ def test_eval_mode_ends_with_an_error_too() -> None:
     assert [True, True, False, True, True] == [module.training for module in model.modules()]
 
 
-def test_names_of_precisions_and_mesh_dimensions() -> None:
+def test_names_of_precisions() -> None:
     assert {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16} == misc.STR_TO_DTYPE
-    assert ["data_parallel_shard", "data_parallel_replicate", "tensor_parallel"] == [
-        kind.value for kind in misc.ParallelismType
-    ]
 
 
 # ---- add_vision_dataset_transform

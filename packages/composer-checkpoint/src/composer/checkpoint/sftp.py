@@ -11,7 +11,7 @@ import paramiko
 from fsspec.implementations.sftp import SFTPFileSystem
 
 from composer.core import ComposerError
-from composer.loggers.spi import call_in_time
+from composer.utils.delivery import call_in_time
 
 
 class UnknownHostError(ComposerError, PermissionError):

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
-from composer.utils.iter_helpers import map_items
-
 Path = tuple[Any, ...]
 """The keys and indices that lead to a value in a nested structure."""
+
+
+def map_items(mapping: dict[Any, Any], map_fn: Callable[[Any, Any], Any]) -> dict[Any, Any]:
+    """Apply a function to each value of a dict; return a dict of the same class, such as `Counter`.
+
+    Args:
+        mapping: The dict; not modified.
+        map_fn: A function of key and value that returns the new value.
+    """
+    if type(mapping) is dict:
+        return {key: map_fn(key, value) for key, value in mapping.items()}
+    copied = copy.copy(mapping)  # the constructor may take other arguments than pairs
+    for key, value in mapping.items():
+        copied[key] = map_fn(key, value)
+    return copied
 
 
 def map_nested(value: Any, change: Callable[[Path, Any], Any], path: Path = ()) -> Any:

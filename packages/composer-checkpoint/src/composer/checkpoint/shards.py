@@ -38,11 +38,10 @@ from composer.checkpoint.durable import sync_folder, temporary_path
 from composer.checkpoint.file import STATES, check_file, read_file, read_outline, write_file
 from composer.checkpoint.ranks import on_first_rank
 from composer.checkpoint.safe_load import UnsafeCheckpointError, load_plain
-from composer.checkpoint.sharded_tensors import is_sharded, map_nested, parameter_of
+from composer.checkpoint.sharded_tensors import is_sharded, map_items, map_nested, parameter_of
 from composer.checkpoint.storage import Storage, StorageError, storage_of
 from composer.core import Timestamp
 from composer.utils import dist
-from composer.utils.iter_helpers import map_items
 
 log = logging.getLogger(__name__)
 

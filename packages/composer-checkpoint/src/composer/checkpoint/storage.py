@@ -19,8 +19,9 @@ from urllib.parse import unquote, urlsplit
 
 from composer.checkpoint.durable import replacing, sync_file, sync_folder
 from composer.core import ComposerError
-from composer.utils import check_finite, is_uri, parse_uri, retry
+from composer.utils import check_finite, is_uri, parse_uri
 from composer.utils.file_helpers import without_password as without_password
+from composer.utils.retrying import retry
 from composer.utils.terminal import bar_file, open_stream
 
 T = TypeVar("T")

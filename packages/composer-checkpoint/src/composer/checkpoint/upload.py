@@ -15,8 +15,7 @@ from pathlib import Path
 
 from composer.checkpoint.durable import link_or_copy, temporary_path
 from composer.checkpoint.storage import Progress, Storage, storage_of, without_password
-from composer.loggers.spi import call_at_exit
-from composer.utils.retrying import DeliveryDeadline
+from composer.utils.delivery import DeliveryDeadline, call_at_exit
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +103,7 @@ class Uploader:
         storage: Where to upload to.
         concurrent: Uploads at a time.
         timeout: How long `wait`, `close` and the end of the process wait in all for a store that fails or hangs, in
-            seconds, or a deadline that is shared with other services; see `composer.utils.retrying.DeliveryDeadline`.
+            seconds, or a deadline that is shared with other services; see `composer.utils.delivery.DeliveryDeadline`.
             A part that the store's client reports as sent is progress. Then queued uploads are
             cancelled, and the last line of the log names the local files.
         limit: The limit of `wait` in seconds even for a store that works; None: no limit.

@@ -19,8 +19,8 @@ from composer.core.deferred_value import DeferredValue
 from composer.loggers import LoggerDestination
 from composer.loggers.spi import Logged, Sender, hold_metrics
 from composer.utils import check_finite, dist, ensure_tuple
+from composer.utils.delivery import DeliveryDeadline
 from composer.utils.file_helpers import without_password
-from composer.utils.retrying import DeliveryDeadline
 
 if TYPE_CHECKING:
     from composer.core import State

@@ -21,6 +21,7 @@ from composer.core import State
 from composer.loggers import Logger, LoggerDestination
 from composer.loggers.spi import check_delivery_options
 from composer.utils import check_integers, format_name_with_dist, is_uri
+from composer.utils.delivery import DeliveryDeadline
 from composer.utils.object_store.backend_uploads import (
     CREDENTIALS_FILE,
     Backend,
@@ -30,7 +31,6 @@ from composer.utils.object_store.backend_uploads import (
 )
 from composer.utils.object_store.object_store import ObjectStore
 from composer.utils.object_store.remote_paths import validate_credentials
-from composer.utils.retrying import DeliveryDeadline
 
 log = logging.getLogger(__name__)
 

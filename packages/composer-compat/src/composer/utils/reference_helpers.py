@@ -109,3 +109,20 @@ def iterate_with_callback(
         yield chunk
         if callback is not None:
             callback(done, total_len)
+
+
+def warning_on_one_line(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: Any = None,
+    line: str | None = None,
+) -> str:
+    r"""Format a warning without the source line; a replacement for `warnings.formatwarning`.
+
+    Example:
+        >>> warning_on_one_line("Slow.", UserWarning, "train.py", 3)
+        'UserWarning: Slow. (source: train.py:3)\n'
+    """
+    return f"{category.__name__}: {message} (source: {filename}:{lineno})\n"

@@ -1,78 +1,28 @@
-"""Events, time, state, algorithms, callbacks and the engine that runs them."""
+"""Events, time, state, algorithms, callbacks and the engine that runs them.
 
-import sys
-from typing import TYPE_CHECKING, Any
+Names are imported on first use. `DataSpec`, `Evaluator` and `HostedRun` belong to composer-loop.
+"""
+
+from pkgutil import extend_path
+
+__path__ = extend_path(__path__, __name__)  # editable installs keep the parts in different directories
 
 from composer.core import effects
-from composer.core.algorithm import Algorithm as Algorithm
-from composer.core.callback import Callback as Callback
-from composer.core.data_spec import DataSpec as DataSpec
-from composer.core.data_spec import ensure_data_spec as ensure_data_spec
+from composer.core._registry import lazy_namespace
 from composer.core.effects import *  # noqa: F403 -- the effects are listed there
-from composer.core.engine import Engine as Engine
-from composer.core.engine import Plan as Plan
-from composer.core.engine import PlanRow as PlanRow
-from composer.core.engine import Trace as Trace
-from composer.core.engine import Traces as Traces
-from composer.core.evaluator import Evaluator as Evaluator
-from composer.core.evaluator import ensure_evaluator as ensure_evaluator
-from composer.core.event import Event as Event
-from composer.core.ordering import ComposerError as ComposerError
-from composer.core.ordering import ConflictError as ConflictError
-from composer.core.ordering import OrderingError as OrderingError
-from composer.core.passes import AlgorithmPass as AlgorithmPass
-from composer.core.precision import Precision as Precision
-from composer.core.precision import get_precision_context as get_precision_context
-from composer.core.serializable import Resumable as Resumable
-from composer.core.serializable import Serializable as Serializable
-from composer.core.state import State as State
-from composer.core.time import Time as Time
-from composer.core.time import Timestamp as Timestamp
-from composer.core.time import TimeUnit as TimeUnit
-from composer.core.time import ensure_time as ensure_time
-from composer.core.types import JSON as JSON
-from composer.core.types import Batch as Batch
-from composer.core.types import Dataset as Dataset
-from composer.core.types import MemoryFormat as MemoryFormat
-from composer.core.types import TrainerMode as TrainerMode
 
-if not TYPE_CHECKING:  # type checkers see the re-exports above; they cannot follow a list that is put together
-    __all__ = [
-        *effects.__all__,
-        "JSON",
-        "Algorithm",
-        "AlgorithmPass",
-        "Batch",
-        "Callback",
-        "ComposerError",
-        "ConflictError",
-        "DataSpec",
-        "Dataset",
-        "Engine",
-        "Evaluator",
-        "Event",
-        "MemoryFormat",
-        "OrderingError",
-        "Plan",
-        "PlanRow",
-        "Precision",
-        "Serializable",
-        "State",
-        "Time",
-        "TimeUnit",
-        "Timestamp",
-        "Trace",
-        "Traces",
-        "TrainerMode",
-        "ensure_data_spec",
-        "ensure_evaluator",
-        "ensure_time",
-        "get_precision_context",
-    ]
-
-    def __getattr__(name: str) -> Any:
-        if name != "HostedRun":  # which composer-loop has
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from composer.core._registry import load, missing_error
-
-        return load(__name__, name, missing_error(sys._getframe(1)))
+_OWN = {
+    "algorithm": "Algorithm",
+    "callback": "Callback",
+    "effects": " ".join(effects.__all__),
+    "engine": "Engine Plan PlanRow Trace Traces",
+    "event": "Event",
+    "ordering": "ComposerError ConflictError OrderingError",
+    "passes": "AlgorithmPass",
+    "precision": "Precision get_precision_context",
+    "serializable": "Resumable Serializable",
+    "state": "State",
+    "time": "Time TimeUnit Timestamp ensure_time",
+    "types": "Batch Dataset JSON",
+}
+__getattr__, __dir__ = lazy_namespace("composer.core", globals(), _OWN)

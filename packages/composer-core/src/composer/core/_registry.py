@@ -7,6 +7,7 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping
 from functools import cache
+from importlib import import_module
 from opcode import opmap
 from types import FrameType, ModuleType
 from typing import Any
@@ -90,7 +91,7 @@ class _ListedModule(ModuleType):
     @property
     def __dict__(self) -> dict[str, Any]:  # type: ignore[override]
         namespace: dict[str, Any] = _namespace_of(self)
-        for name in points(self.__name__).keys() - namespace.keys():
+        for name in set(self.__all__) - namespace.keys():
             try:
                 getattr(self, name)
             except ImportError as error:  # of an optional dependency
@@ -103,35 +104,67 @@ class _ListedModule(ModuleType):
 
 
 def lazy_namespace(
-    group: str, namespace: dict[str, Any], *, listed: bool = False
+    group: str, namespace: dict[str, Any], own: Mapping[str, str] | None = None, *, listed: bool = False
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return the module-level `__getattr__` and `__dir__` of a namespace whose names come from entry points.
+    """Return the module-level `__getattr__` and `__dir__` of a package whose names are imported on first use.
 
-    `__all__` lists the module's own public names and everything installed, so `from ... import *` works.
+    `__all__` lists the package's own names and everything installed, so `from ... import *` works.
 
     Args:
-        group: The entry-point group that fills the namespace.
-        namespace: The module's `globals()`; looked-up objects are kept there.
-        listed: Let `vars(module)` import and list everything installed.
+        group: The entry-point group that adds names of other distributions.
+        namespace: The package's `globals()`; looked-up objects are kept there.
+        own: The public names of each of the package's modules, separated by spaces.
+        listed: Let `vars(package)` import and list everything installed.
     """
+    package = namespace["__name__"]
     if listed:
-        sys.modules[namespace["__name__"]].__class__ = _ListedModule
-    own = list(namespace.get("_OWN", ()))
+        sys.modules[package].__class__ = _ListedModule
+    module_of = {name: module for module, names in (own or {}).items() for name in names.split()}
 
     def __getattr__(name: str) -> Any:
         if name == "__all__":
-            return sorted({*own, *points(group)})
-        if name.startswith("_"):
-            raise AttributeError(f"module {namespace['__name__']!r} has no attribute {name!r}")
-        value = load(group, name, missing_error(sys._getframe(1)))
+            return sorted({*module_of, *points(group)})
+        if name in module_of:
+            value = getattr(import_module(f"{package}.{module_of[name]}"), name)
+        elif own and name in own:
+            return import_module(f"{package}.{name}")
+        elif name.startswith("_"):  # looked up by the import system, pickle and inspect
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        else:
+            value = load(group, name, missing_error(sys._getframe(1)))
         namespace[name] = value
         return value
 
     def __dir__() -> list[str]:
         public = {name for name in namespace if name.startswith("__")}
-        return sorted({*public, *own, *points(group)})
+        return sorted({*public, *module_of, *points(group)})
 
     return __getattr__, __dir__
+
+
+def registered_names(module: str, group: str | None = None) -> Callable[[str], Any]:
+    """Return the `__getattr__` of a module in which other distributions register names, under their path of before.
+
+    Args:
+        module: The name of the module.
+        group: The entry-point group that adds the names; None: the name of the module.
+    """
+
+    def __getattr__(name: str) -> Any:
+        if name.startswith("_"):  # looked up by the import system, pickle and inspect
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        return load(group or module, name, missing_error(sys._getframe(1)))
+
+    return __getattr__
+
+
+def html_of(name: str, value: object) -> str | None:
+    """Return the table of a value for notebooks; None if composer-loop, which draws it, is not installed."""
+    try:
+        html: str = load("composer.core.display", name)(value)
+    except ImportError:
+        return None
+    return html
 
 
 def required_on_load() -> dict[str, str]:

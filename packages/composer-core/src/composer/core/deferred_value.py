@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
 import torch
 
 _UNSET: Any = object()
@@ -46,7 +47,7 @@ class DeferredValue:
         self._compute: Callable[[], Any] | None = compute  # None: made by `of_tensor`
         self._result: Any = _UNSET
         self._number: Any = _UNSET  # the result, on the host
-        self._copy: tuple[_Copy, int] | None = None  # a running copy to the host, and the index in it
+        self._copy: tuple[HostCopy, int] | None = None  # a running copy to the host, and the index in it
 
     @classmethod
     def of_tensor(cls, tensor: torch.Tensor) -> DeferredValue:
@@ -153,9 +154,30 @@ class DeferredValue:
                 for value, tensor in group:
                     value._number = tensor.item()
                 continue
-            copy = _Copy(torch.stack([tensor.detach().reshape(()) for _, tensor in group]))
+            copy = HostCopy(torch.stack([tensor.detach().reshape(()) for _, tensor in group]))
             for i, (value, _) in enumerate(group):
                 value._copy = (copy, i)
+
+    @property
+    def tensor(self) -> torch.Tensor | None:
+        """The tensor on the device; None if the value is not held, is no tensor, or has been read as a float."""
+        return self._result if isinstance(self._result, torch.Tensor) else None
+
+    def reader(self) -> Callable[[], Any]:
+        """Start the copy to the host unless it runs already, and return a function that waits for it.
+
+        The function returns the number, or an array, and may be called in another thread: it does not use this object,
+        which must be held.
+        """
+        convert = float if self._compute is None else _unchanged
+        if self._number is not _UNSET:
+            number = convert(self._number)
+            return lambda: number
+        if self._copy is not None:
+            copy, index = self._copy
+            return lambda: convert(copy.numbers[index])
+        array = HostCopy(self._result)
+        return lambda: np.array(array.numbers)
 
     def _read(self) -> Any:
         if self._number is _UNSET:
@@ -182,7 +204,7 @@ class DeferredValue:
         return f"DeferredValue(<{state}>)"
 
 
-class _Copy:
+class HostCopy:
     """Numbers that are being copied to the host."""
 
     __slots__ = ("_event", "_host", "_numbers")
@@ -212,6 +234,10 @@ class _Copy:
         if self._numbers is None:
             self._numbers = self.wait().tolist()
         return self._numbers
+
+
+def _unchanged(number: Any) -> Any:
+    return number
 
 
 def _expired() -> Any:

@@ -11,9 +11,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from composer.core._observed import ObservedList
+from composer.core._registry import html_of, load
 from composer.core.algorithm import always_matches, declared_events
 from composer.core.callback import Callback, dispatches_by_name, overridden_hooks
-from composer.core.display import html_of_plan
 from composer.core.event import Event
 from composer.core.logging import Logger, LoggerDestination, log_failure_count, record_failure
 from composer.core.ordering import Ordering, opener_of
@@ -25,7 +25,6 @@ from composer.core.passes import (
     set_filo_order,
     warn_on_discouraged,
 )
-from composer.core.profiling import EventMarkers
 from composer.core.saving.structure import ModelSnapshot
 from composer.utils.iter_helpers import ensure_tuple
 
@@ -133,8 +132,8 @@ class Plan(Sequence[PlanRow]):
 
     __repr__ = __str__
 
-    def _repr_html_(self) -> str:
-        return html_of_plan(self)
+    def _repr_html_(self) -> str | None:
+        return html_of("html_of_plan", self)
 
 
 class Dispatch:
@@ -197,7 +196,7 @@ class Engine:
         algorithms: Algorithm | Sequence[Algorithm] | None = None,
     ) -> None:
         self.dispatch = Dispatch()
-        self._markers: EventMarkers | None = None
+        self._markers: Any = None
         self.state = state
         if logger is None:
             logger = Logger(state, [c for c in state.callbacks if isinstance(c, LoggerDestination)])
@@ -339,19 +338,16 @@ class Engine:
         for event, run in zip(Event, runs, strict=True):
             setattr(self.dispatch, event.value, run)
 
-    def _event_markers(self) -> EventMarkers:
+    def _event_markers(self) -> Any:
         profiler = self.state.profiler
-        assert profiler is not None
         if self._markers is None or self._markers.profiler is not profiler:
-            self._markers = EventMarkers(profiler)
+            self._markers = load("composer.core.profiling", "EventMarkers")(profiler)  # of composer-profiler
         return self._markers
 
     def _extra_passes(self) -> list[AlgorithmPass]:
         return [p for p in self.algorithm_passes if p not in _DEFAULT_PASSES]
 
-    def _algorithm_plan(
-        self, event: Event, acted: dict[Event, tuple[int, ...]], markers: EventMarkers | None = None
-    ) -> AlgorithmPlan:
+    def _algorithm_plan(self, event: Event, acted: dict[Event, tuple[int, ...]], markers: Any = None) -> AlgorithmPlan:
         passes = tuple(self.algorithm_passes)
         appended = passes[: len(_DEFAULT_PASSES)] == _DEFAULT_PASSES
         chosen = passes[len(_DEFAULT_PASSES) :] if appended else passes
@@ -382,7 +378,7 @@ class Engine:
         if event is Event.INIT:
             return lambda: _run_init(algorithms, hooks, state, logger)
         if event is Event.FIT_START and self._algorithm_plan(Event.INIT, {}).candidates:
-            hooks.insert(0, _drop_structure_snapshot)
+            hooks.insert(0, lambda state, logger: setattr(state, "_structure_before_init", None))
         if event in (Event.FIT_START, Event.EVAL_STANDALONE_START) and state.algorithms:
             hooks.insert(0, _check_owned)
         run = None if algorithms is None and not hooks else _runner(algorithms, hooks, state, logger)
@@ -443,7 +439,9 @@ class AlgorithmPlan:
         self._opener = opener_of(event)
         algorithms = ordering.algorithms
         self._applied: Sequence[_Applied] = algorithms if applied is None else applied
-        self.candidates = tuple(i for i in ordering.forward if _may_act(algorithms[i], event))
+        self.candidates = tuple(
+            i for i in ordering.forward if (events := declared_events(algorithms[i])) is None or event in events
+        )
         # Which algorithms acted at the first event of a pair matters only if there are declared orders.
         self._remember = ordering.declared and event.is_before_event
         self._reorder = ordering.declared and event.is_after_event
@@ -575,11 +573,6 @@ def _free_key(name: str, event: Event, taken: Container[str]) -> str:
     return key
 
 
-def _may_act(algorithm: Algorithm, event: Event) -> bool:
-    events = declared_events(algorithm)
-    return events is None or event in events
-
-
 def _runner(
     plan: AlgorithmPlan | None, hooks: Sequence[Callable[[State, Logger], Any]], state: State, logger: Logger
 ) -> Callable[[], Traces]:
@@ -668,7 +661,8 @@ def _run_init(
     algorithms: AlgorithmPlan | None, hooks: Sequence[Callable[[State, Logger], Any]], state: State, logger: Logger
 ) -> Traces:
     for callback in state.callbacks:
-        if _is_open(callback):
+        # A copy of an open callback has the attribute too, but another id: it is not open.
+        if getattr(callback, "_opened_as", None) == id(callback):
             raise RuntimeError(
                 f"Cannot create a new trainer with an open callback or logger from a previous trainer: "
                 f"`{type(callback).__name__}` is still open. Call `trainer.close()` or `engine.close()` first, or "
@@ -686,16 +680,11 @@ def _run_init(
     return algorithms.compile()()
 
 
-def _is_open(callback: Callback) -> bool:
-    # A copy of an open callback has the attribute too, but another id: it is not open.
-    return getattr(callback, "_opened_as", None) == id(callback)
-
-
 def _check_owned(state: State, logger: Logger) -> None:
     """Raise ValueError if an algorithm with a state of its own is used by a run that was created later."""
     for algorithm in state.algorithms:
         owner = getattr(algorithm, "_initialized_in", None)
-        # As above, a copy has another id: it belongs to no run.
+        # A copy has another id: it belongs to no run.
         if owner is None or owner[0] != id(algorithm) or owner[1] == id(state):
             continue
         if algorithm.state_dict().keys() - {"repr"}:
@@ -705,10 +694,6 @@ def _check_owned(state: State, logger: Logger) -> None:
                 f"`{name}` object, and both would change its state. Create one object per run: "
                 f"`algorithms=[{name}(...)]`."
             )
-
-
-def _drop_structure_snapshot(state: State, logger: Logger) -> None:
-    state._structure_before_init = None
 
 
 def _prefix(event: Event, state: State) -> str:

@@ -14,9 +14,9 @@ import torch
 
 from composer.core.callback import Callback
 from composer.core.deferred_value import DeferredValue
+from composer.utils.delivery import DeliveryDeadline
 from composer.utils.file_helpers import format_name_with_dist
 from composer.utils.iter_helpers import ensure_tuple
-from composer.utils.retrying import DeliveryDeadline
 
 if TYPE_CHECKING:
     from composer.core.engine import Plan
@@ -166,7 +166,7 @@ class Logger:
 
     Attributes:
         destinations: A tuple; may be replaced.
-        delivery_deadline: Shared by all callbacks that deliver to a service; see `composer.utils.retrying`.
+        delivery_deadline: Shared by all callbacks that deliver to a service; see `composer.utils.delivery`.
 
     Raises:
         ValueError: `delivery_timeout` is not positive.

@@ -6,33 +6,20 @@ The default passes follow the declared placements. Custom passes (`Trainer(algor
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from composer.algorithms.warnings import NotIntendedUseWarning
+from composer.core._registry import registered_names
 from composer.core.algorithm import declared_events
-from composer.core.effects import ADDS_NORMS, PRUNES_BATCH
 from composer.core.ordering import Ordering, opener_of
 
 if TYPE_CHECKING:
     from composer.core.algorithm import Algorithm
     from composer.core.event import Event
 
-T = TypeVar("T")
 AlgorithmPass = Callable[[Sequence["Algorithm"], "Event"], Sequence["Algorithm"]]
 """A function of algorithms and an event that returns the algorithms in the order in which they act."""
 PassInput = AlgorithmPass | tuple[AlgorithmPass, int] | list[AlgorithmPass | tuple[AlgorithmPass, int] | int] | None
-
-
-def sort_to_front(list_to_sort: Sequence[T], cls: type | tuple[type, ...]) -> list[T]:
-    """Return the list with instances of `cls` first; otherwise the order is unchanged."""
-    return sorted(list_to_sort, key=lambda item: not isinstance(item, cls))
-
-
-def sort_to_back(list_to_sort: Sequence[T], cls: type | tuple[type, ...]) -> list[T]:
-    """Return the list with instances of `cls` last; otherwise the order is unchanged."""
-    return sorted(list_to_sort, key=lambda item: isinstance(item, cls))
 
 
 def order_by_placement(algorithms: Sequence[Algorithm], event: Event) -> Sequence[Algorithm]:
@@ -74,35 +61,6 @@ def warn_on_discouraged(algorithms: Sequence[Algorithm], event: Event) -> Sequen
     return algorithms
 
 
-def warn_if_multiple_loss_interpolation(algorithms: Sequence[Algorithm], event: Event) -> Sequence[Algorithm]:
-    """Warn (`NotIntendedUseWarning`) if several algorithms interpolate the loss. The order is unchanged.
-
-    Args:
-        algorithms: The algorithms about to act, with or without an attribute `interpolate_loss`.
-        event: The current event.
-    """
-    interpolating = [a for a in algorithms if getattr(a, "interpolate_loss", False)]
-    if len(interpolating) > 1:
-        names = " and ".join(f"`{type(a).__name__}`" for a in interpolating)
-        warnings.warn(
-            f"{names} all interpolate the loss at {event.value!r}, so the result is not the loss of any of them. "
-            f"Set `interpolate_loss=False` on all but one.",
-            NotIntendedUseWarning,
-            stacklevel=2,
-        )
-    return algorithms
-
-
-def sort_selective_backprop_first(algorithms: Sequence[Algorithm], event: Event) -> Sequence[Algorithm]:
-    """Move algorithms that prune the batch to the front. `order_by_placement` also does this."""
-    return sorted(algorithms, key=lambda a: PRUNES_BATCH not in a.placement.provides)
-
-
-def sort_low_precision_layernorm_last(algorithms: Sequence[Algorithm], event: Event) -> Sequence[Algorithm]:
-    """Move algorithms that must follow added norms to the end. `order_by_placement` also does this."""
-    return sorted(algorithms, key=lambda a: ADDS_NORMS in a.placement.after)
-
-
 def parse_passes(passes: Any) -> list[tuple[AlgorithmPass, int]]:
     """Return the `(pass, index)` pairs of any form that `algorithm_passes` accepts.
 
@@ -135,3 +93,6 @@ _PASSES = (
     "`algorithm_passes` must be a function `f(algorithms, event) -> algorithms`, a pair `(function, index)` or a list "
     "of these, got {!r}."
 )
+
+
+__getattr__ = registered_names(__name__)

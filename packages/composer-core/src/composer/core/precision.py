@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import warnings
+from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from composer.core._registry import load
 from composer.utils.string_enum import StringEnum
 
 if TYPE_CHECKING:
@@ -61,7 +62,6 @@ _TRUE = ("16-true", "bf16-true", "64", "64-true", "fp64", "float64", "double")
 
 _AMP_DTYPES = {Precision.AMP_FP16: torch.float16, Precision.AMP_BF16: torch.bfloat16}
 _UNCHANGED = contextlib.nullcontext()  # stateless, so that one object serves every step
-_FP8_MIN_CAPABILITY = (8, 9)
 
 
 def get_precision_context(
@@ -89,7 +89,7 @@ def get_precision_context(
 
     Raises:
         ValueError: `precision` is unknown, or AMP_FP16 on the CPU is not supported by this build of torch.
-        ImportError: AMP_FP8 without TransformerEngine.
+        ImportError: AMP_FP8 without TransformerEngine, or without composer-trainer.
         RuntimeError: AMP_FP8 on a device of compute capability below 8.9.
 
     Example:
@@ -100,7 +100,8 @@ def get_precision_context(
     """
     precision = Precision(precision)
     if precision is Precision.AMP_FP8:
-        return _fp8_context(precision_config, fp8_autocast_enabled)
+        in_fp8: Callable[..., contextlib.AbstractContextManager[Any]] = load("composer.core.fp8", "fp8_context")
+        return in_fp8(precision_config, fp8_autocast_enabled)
     if device_type is None:
         device_type = "cuda" if torch.cuda.is_available() else "cpu"
     if precision is Precision.FP32:
@@ -153,29 +154,3 @@ def _cpu_autocasts_to(dtype: torch.dtype) -> bool:
         except RuntimeError:  # the build has no kernels for it
             return False
     return all(output.dtype == dtype for output in outputs)
-
-
-def _fp8_context(config: dict[str, Any] | None, enabled: bool) -> contextlib.AbstractContextManager[Any]:
-    try:
-        te = importlib.import_module("transformer_engine.pytorch")
-        recipe = importlib.import_module("transformer_engine.common.recipe")
-    except ModuleNotFoundError as error:
-        if error.name is None or not error.name.startswith("transformer_engine"):
-            raise
-        raise ImportError(
-            "AMP_FP8 precision is used but TransformerEngine is not installed. "
-            "Run `pip install transformer-engine[pytorch]`, or use 'amp_bf16'."
-        ) from error
-    capability = torch.cuda.get_device_capability() if torch.cuda.is_available() else None
-    if capability is None or capability < _FP8_MIN_CAPABILITY:
-        actual = "no CUDA device" if capability is None else f"compute capability {capability[0]}.{capability[1]}"
-        raise RuntimeError(
-            f"AMP_FP8 precision is used but current device does not support it: it needs compute capability 8.9, "
-            f"found {actual}. Use 'amp_bf16'."
-        )
-    if config is None:
-        config = {"fp8_format": recipe.Format.HYBRID, "amax_history_len": 16, "amax_compute_algo": "max"}
-    context: contextlib.AbstractContextManager[Any] = te.fp8_autocast(
-        enabled=enabled, fp8_recipe=recipe.DelayedScaling(**config)
-    )
-    return context

@@ -5,37 +5,35 @@ from __future__ import annotations
 import operator
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import torch
 from torch.utils.data import IterableDataset
 
 from composer.core._observed import ObservedList, SteppingList
-from composer.core.data_spec import DataSpec, length_of
+from composer.core._registry import html_of, registered_names
+from composer.core._registry import load as load_registered
 from composer.core.deferred_value import DeferredValue
-from composer.core.display import MetricDict, html_of_state
 from composer.core.passes import PassInput
 from composer.core.precision import Precision
 from composer.core.saving import layout
 from composer.core.saving.optimizers import load_optimizers, optimizers_state
 from composer.core.serializable import Serializable
 from composer.core.time import Time, TimeInput, Timestamp, TimeUnit, ensure_time
+from composer.core.types import MetricDict
 from composer.devices.device import Device
 from composer.utils import dist
 from composer.utils.batch_helpers import batch_get, batch_set, find_part
 from composer.utils.device import get_device
-from composer.utils.iter_helpers import ensure_tuple
+from composer.utils.iter_helpers import ensure_tuple, length_of
 from composer.utils.misc import is_model_ddp
 from composer.utils.numbers import plain_number
 
 if TYPE_CHECKING:
     from composer.core.algorithm import Algorithm
     from composer.core.callback import Callback
-    from composer.core.evaluator import Evaluator
     from composer.core.logging import Logger
-    from composer.core.profiling import RunProfiler
     from composer.core.saving.structure import ModelSnapshot
     from composer.core.serializable import Resumable
 
@@ -113,7 +111,7 @@ class State(Serializable):
     loss: Any
 
     load_path: str | None = None
-    train_data_spec: DataSpec | None = None
+    train_data_spec: Any = None
     samples_per_epoch: int | None = None
     # Set by the code that shards the model.
     data_rank: int | None = None
@@ -135,7 +133,7 @@ class State(Serializable):
         device_train_microbatch_size: float | None = None,
         auto_microbatching: bool = False,
         train_dataloader: Iterable[Any] | None = None,
-        evaluators: Evaluator | Sequence[Evaluator] | None = None,
+        evaluators: Any = None,
         dataloader: Iterable[Any] | None = None,
         dataloader_label: str | None = None,
         dataloader_len: SupportsIndex | Time[int] = -1,
@@ -170,8 +168,8 @@ class State(Serializable):
         self.serialized_attributes = list(_SERIALIZED)
         self.resumption: Resumable | None = None  # set by the training loop; every checkpoint holds its `state_dict`
         self._set_progress()
-        self._profiler: RunProfiler | None = None
-        self._evaluators: ObservedList[Evaluator] = ObservedList(ensure_tuple(evaluators))
+        self._profiler: Any = None
+        self._evaluators: ObservedList[Any] = ObservedList(ensure_tuple(evaluators))
         self._optimizers: SteppingList[torch.optim.Optimizer] = SteppingList(ensure_tuple(optimizers))
         self._schedulers: SteppingList[Any] = SteppingList(ensure_tuple(schedulers))
         self._algorithms: ObservedList[Algorithm] = ObservedList(ensure_tuple(algorithms), self._notify)
@@ -181,7 +179,7 @@ class State(Serializable):
         self.dataset_state = dataset_state
         self.dataset_resumption = {} if dataset_resumption is None else dataset_resumption
         if parallelism_config is not None:
-            self._set_parallelism(parallelism_config)
+            load_registered("composer.utils", "ParallelismConfig").describe_in(self, parallelism_config)
         self.train_dataloader = train_dataloader  # the setter restores `dataset_state`
         self._dataloader: Iterable[Any] | None = None
         self._dataloader_label: str | None = None
@@ -191,17 +189,6 @@ class State(Serializable):
                 dataloader_label = "train"
                 self.train_dataloader = dataloader if train_dataloader is None else train_dataloader
             self.set_dataloader(dataloader, dataloader_label, dataloader_len)
-
-    def _set_parallelism(self, config: Any) -> None:
-        from composer.utils import ParallelismConfig  # from another distribution
-
-        found: Any = ParallelismConfig.of(config)
-        if found is None:
-            return
-        self.fsdp_config, self.fsdp_config_version = found.fsdp, 2
-        self.fsdp_state_dict_type = found.fsdp.state_dict_type
-        self.fsdp_sharded_state_dict_enabled = found.fsdp.state_dict_type == "sharded"
-        self.tp_config, self.device_mesh = found.tp, found.fsdp.device_mesh
 
     @property
     def load_monolith_rank0_only(self) -> bool:
@@ -542,12 +529,12 @@ class State(Serializable):
             observer()
 
     @property
-    def evaluators(self) -> list[Evaluator]:
+    def evaluators(self) -> list[Any]:
         """The datasets to evaluate on."""
         return self._evaluators
 
     @evaluators.setter
-    def evaluators(self, value: Evaluator | Sequence[Evaluator]) -> None:
+    def evaluators(self, value: Any) -> None:
         self._evaluators[:] = ensure_tuple(value)
 
     @property
@@ -587,19 +574,19 @@ class State(Serializable):
         self._callbacks[:] = ensure_tuple(value)
 
     @property
-    def profiler(self) -> RunProfiler | None:
+    def profiler(self) -> Any:
         """The profiler that records when events, algorithms and callbacks start and end; None if there is none."""
         return self._profiler
 
     @profiler.setter
-    def profiler(self, value: RunProfiler | None) -> None:
+    def profiler(self, value: Any) -> None:
         self._profiler = value
         self._notify()
 
     # ---- saving and loading; `composer.core.saving` has the layout ----
 
-    def _repr_html_(self) -> str:
-        return html_of_state(self)
+    def _repr_html_(self) -> str | None:
+        return html_of("html_of_state", self)
 
     def get_model_state_dict(self) -> dict[str, Any]:
         """Return the parameters and buffers of the model by name, without the `module.` prefix of DDP."""
@@ -674,45 +661,6 @@ class State(Serializable):
         load_optimizers(self, layout.upgrade_state_dict(state_dict)["optimizers"], strict)
 
 
-@contextmanager
-def fsdp_state_dict_type_context(module: torch.nn.Module, state_dict_type: str = "full") -> Iterator[None]:
-    """Make `module.state_dict()` return whole or sharded tensors for sharded parameters.
-
-    Args:
-        module: The module; its parameters may be sharded by `fully_shard`.
-        state_dict_type: "full": whole tensors, in host memory of every rank; `module.state_dict()` is then a collective
-            operation. "sharded": the `DTensor` of each rank, as outside the context.
-
-    Raises:
-        NotImplementedError: `state_dict_type` is another one, such as "local" of FSDP version 1.
-
-    Example:
-        >>> layer = torch.nn.Linear(2, 1)
-        >>> with fsdp_state_dict_type_context(layer, "full"):
-        ...     sorted(layer.state_dict())
-        ['bias', 'weight']
-    """
-    if state_dict_type not in ("full", "sharded"):
-        raise NotImplementedError(f"`state_dict_type` must be 'full' or 'sharded', got {state_dict_type!r}.")
-    if state_dict_type == "sharded":
-        yield
-        return
-    handle = module.register_state_dict_post_hook(_gather_shards)  # type: ignore[no-untyped-call]
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
-def _gather_shards(module: torch.nn.Module, state_dict: dict[str, Any], prefix: str, metadata: Any) -> None:
-    from torch.distributed.tensor import DTensor  # slow to import
-
-    for key, value in state_dict.items():
-        if isinstance(value, DTensor):
-            whole: torch.Tensor = value.full_tensor()
-            state_dict[key] = whole.detach().cpu()
-
-
 def _resolved(values: dict[str, Any], tensors: bool = False) -> dict[str, Any]:
     """Read deferred values from the device, in place; with `tensors`, also replace tensors by their numbers."""
     for key, value in values.items():
@@ -740,3 +688,6 @@ def _device_of(model: torch.nn.Module) -> Device:
     tensor = next(model.parameters(), next(model.buffers(), None))
     names = {"cpu": "cpu", "cuda": "gpu", "mps": "mps"}
     return get_device(None if tensor is None else names.get(tensor.device.type))
+
+
+__getattr__ = registered_names(__name__)

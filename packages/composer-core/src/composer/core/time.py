@@ -16,9 +16,6 @@ TimeInput = Union["Time[Any]", str, float, SupportsIndex]
 
 _CLOCK = re.compile(r"(?:(\d{1,2})h)?(?:(\d{1,2})m)?(?:(\d{1,2})s)?", re.IGNORECASE)
 _STRING = re.compile(r"\s*([-+]?[\d._]+(?:e[-+]?\d+)?)\s*([a-z]+)\s*", re.IGNORECASE)
-_OF_WORDS = {"epoch": "ep", "step": "ba", "batch": "ba", "sample": "sp", "token": "tok", "second": "sec"}
-_OF_WORDS |= {"batches" if word == "batch" else f"{word}s": unit for word, unit in _OF_WORDS.items()}
-_WORDS = re.compile(rf"\s*(\d+)\s*({'|'.join(_OF_WORDS)})\s*", re.IGNORECASE)
 
 
 class TimeUnit(StringEnum):
@@ -153,11 +150,8 @@ class Time(Serializable, Generic[TValue]):
             unit, number = TimeUnit(match[2]), float(match[1])
         except ValueError as error:
             units = ", ".join(repr(u.value) for u in TimeUnit)
-            words = _WORDS.fullmatch(timestring)
-            hint = "" if words is None else f" Write '{words[1]}{_OF_WORDS[words[2].lower()]}'."
             raise ValueError(
                 f"A time string must be a number and one of {units}, such as '10ep' or '0.5dur', got {timestring!r}."
-                f"{hint}"
             ) from error
         is_integer = unit is not TimeUnit.DURATION and number == number // 1
         return Time(_exact_int(match[1], number) if is_integer else number, unit)
@@ -502,22 +496,6 @@ class Timestamp(Serializable):
     epoch_wct: datetime.timedelta = _clock("epoch_wct")
     batch_wct: datetime.timedelta = _clock("batch_wct")
 
-    # MosaicML's Composer stores `Time` objects and timedeltas under these names, and its users set them.
-    _iteration = _counter("iteration", settable=True)
-    _epoch = _counter("epoch", settable=True)
-    _batch = _counter("batch", settable=True)
-    _sample = _counter("sample", settable=True)
-    _token = _counter("token", settable=True)
-    _epoch_in_iteration = _counter("epoch_in_iteration", settable=True)
-    _token_in_iteration = _counter("token_in_iteration", settable=True)
-    _batch_in_epoch = _counter("batch_in_epoch", settable=True)
-    _sample_in_epoch = _counter("sample_in_epoch", settable=True)
-    _token_in_epoch = _counter("token_in_epoch", settable=True)
-    _total_wct = _clock("total_wct", settable=True)
-    _iteration_wct = _clock("iteration_wct", settable=True)
-    _epoch_wct = _clock("epoch_wct", settable=True)
-    _batch_wct = _clock("batch_wct", settable=True)
-
     def get(self, unit: str | TimeUnit) -> Time[int]:
         """Return the total count in a unit; for seconds the wall-clock time, rounded down.
 
@@ -672,5 +650,11 @@ class Timestamp(Serializable):
     def __repr__(self) -> str:
         return f"Timestamp({', '.join(f'{k}={v!r}' for k, v in self._fields().items())})"
 
+
+# MosaicML's Composer stores `Time` objects and timedeltas under these names, and its users set them.
+for _name in _COUNTERS:
+    setattr(Timestamp, f"_{_name}", _counter(_name, settable=True))
+for _name in _CLOCKS:
+    setattr(Timestamp, f"_{_name}", _clock(_name, settable=True))
 
 _NEW = object.__new__

@@ -1,11 +1,10 @@
-"""Devices to train on: CPU, CUDA GPU, Apple MPS, TPU, AWS Neuron and Intel Gaudi."""
+"""Devices to train on: CPU, CUDA GPU and Apple MPS; TPU, AWS Neuron and Intel Gaudi belong to composer-compat."""
 
-from composer.devices.device import Device as Device
-from composer.devices.device import DeviceCPU as DeviceCPU
-from composer.devices.device import DeviceGPU as DeviceGPU
-from composer.devices.device import DeviceHPU as DeviceHPU
-from composer.devices.device import DeviceMPS as DeviceMPS
-from composer.devices.device import DeviceNeuron as DeviceNeuron
-from composer.devices.device import DeviceTPU as DeviceTPU
+from pkgutil import extend_path
 
-__all__ = ["Device", "DeviceCPU", "DeviceGPU", "DeviceHPU", "DeviceMPS", "DeviceNeuron", "DeviceTPU"]
+from composer.core._registry import lazy_namespace
+
+__path__ = extend_path(__path__, __name__)  # editable installs keep the parts in different directories
+
+_OWN = {"device": "Device DeviceCPU DeviceGPU DeviceMPS"}
+__getattr__, __dir__ = lazy_namespace("composer.devices", globals(), _OWN)

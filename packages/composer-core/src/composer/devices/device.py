@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module
 from typing import Any, TypeVar
 
 import torch
@@ -170,49 +169,6 @@ class DeviceMPS(PlainDevice):
         self._device = torch.device("mps")
 
 
-class DeviceTPU(PlainDevice):
-    """A TPU, through `torch_xla`.
-
-    Raises:
-        ModuleNotFoundError: `torch_xla` is not installed.
-    """
-
-    dist_backend = "xla"
-    name = "tpu"
-
-    def __init__(self) -> None:
-        self._device = _xla_device("DeviceTPU", "pip install torch_xla[tpu]")
-
-
-class DeviceNeuron(PlainDevice):
-    """An AWS Trainium or Inferentia core, through `torch_xla` of `torch-neuronx`.
-
-    Raises:
-        ModuleNotFoundError: `torch_xla` is not installed.
-    """
-
-    dist_backend = "xla"
-    name = "neuron"
-
-    def __init__(self) -> None:
-        self._device = _xla_device("DeviceNeuron", "pip install torch-neuronx")
-
-
-class DeviceHPU(PlainDevice):
-    """An Intel Gaudi card, through Habana's PyTorch bridge.
-
-    Raises:
-        ModuleNotFoundError: `habana_frameworks` is not installed.
-    """
-
-    dist_backend = "hccl"
-    name = "hpu"
-
-    def __init__(self) -> None:
-        _require("habana_frameworks.torch.core", "DeviceHPU", "pip install habana-torch-plugin")
-        self._device = torch.device("hpu")
-
-
 def _map_batch(batch: Any, map_fn: Callable[[torch.Tensor], Any]) -> Any:
     """Apply `map_fn` to every tensor in nested mappings, sequences and dataclasses; see `Device.batch_to_device`."""
     if isinstance(batch, torch.Tensor):
@@ -260,21 +216,3 @@ def _set_tf32(allow: bool) -> None:
         warnings.filterwarnings("ignore", message="Please use the new API settings to control TF32")
         torch.backends.cuda.matmul.allow_tf32 = allow
         torch.backends.cudnn.allow_tf32 = allow
-
-
-def _xla_device(owner: str, command: str) -> torch.device:
-    xla_model = _require("torch_xla.core.xla_model", owner, command)
-    device: torch.device = xla_model.xla_device()
-    return device
-
-
-def _require(module: str, owner: str, command: str) -> Any:
-    try:
-        return import_module(module)
-    except ModuleNotFoundError as error:
-        package = module.partition(".")[0]
-        if error.name != package:  # it is installed, but something it needs is not
-            raise
-        raise ModuleNotFoundError(
-            f"`{owner}` needs the package `{package}`, which is not installed. Run `{command}`.", name=package
-        ) from None

@@ -10,10 +10,5 @@ from composer.core._registry import lazy_namespace
 
 __path__ = extend_path(__path__, __name__)  # editable installs keep the parts in different directories
 
-from composer.core.deferred_value import DeferredValue as DeferredValue
-from composer.loggers.logger import Logger as Logger
-from composer.loggers.logger import format_log_data_value as format_log_data_value
-from composer.loggers.logger_destination import LoggerDestination as LoggerDestination
-
-_OWN = ("DeferredValue", "Logger", "LoggerDestination", "format_log_data_value")
-__getattr__, __dir__ = lazy_namespace("composer.loggers", globals(), listed=True)
+_OWN = {"logger": "DeferredValue Logger format_log_data_value", "logger_destination": "LoggerDestination"}
+__getattr__, __dir__ = lazy_namespace("composer.loggers", globals(), _OWN, listed=True)

@@ -1,8 +1,10 @@
-"""Loss functions for class targets, given as indices or as probabilities."""
+"""Loss functions for class targets, given as indices or as probabilities. Names are imported on first use."""
 
-from composer.loss.loss import DiceLoss as DiceLoss
-from composer.loss.loss import binary_cross_entropy_with_logits as binary_cross_entropy_with_logits
-from composer.loss.loss import loss_registry as loss_registry
-from composer.loss.loss import soft_cross_entropy as soft_cross_entropy
+from pkgutil import extend_path
 
-__all__ = ["DiceLoss", "binary_cross_entropy_with_logits", "loss_registry", "soft_cross_entropy"]
+from composer.core._registry import lazy_namespace
+
+__path__ = extend_path(__path__, __name__)  # editable installs keep the parts in different directories
+
+_OWN = {"loss": "binary_cross_entropy_with_logits loss_registry soft_cross_entropy"}
+__getattr__, __dir__ = lazy_namespace("composer.loss", globals(), _OWN)

@@ -6,9 +6,7 @@ A name works if the package that registers it is installed; otherwise the error 
 from pkgutil import extend_path
 
 from composer.core._registry import lazy_namespace
-from composer.models.base import ComposerModel as ComposerModel
-from composer.models.module_with_loss import ModuleWithLoss as ModuleWithLoss
 
 __path__ = extend_path(__path__, __name__)  # editable installs keep the parts in different directories
-_OWN = ("ComposerModel", "ModuleWithLoss")
-__getattr__, __dir__ = lazy_namespace("composer.models", globals())
+_OWN = {"base": "ComposerModel"}
+__getattr__, __dir__ = lazy_namespace("composer.models", globals(), _OWN)

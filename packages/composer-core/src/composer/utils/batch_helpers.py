@@ -140,16 +140,15 @@ def check_pair(batch: Any, owner: str) -> None:
     if type(batch) in (tuple, list) and len(batch) == 2:  # the usual case, in every forward pass
         return
     if isinstance(batch, Mapping):
-        keys = list(batch)
-        got, first, last = f"a {type(batch).__name__} with the keys {_listed(batch)}", keys[:1], keys[-1:]
+        got = f"a {type(batch).__name__} with the keys {_listed(batch)}"
     elif isinstance(batch, (tuple, list)) and len(batch) != 2:
-        got, first, last = f"a {type(batch).__name__} of {len(batch)} parts", [0], [1]
+        got = f"a {type(batch).__name__} of {len(batch)} parts"
     else:
         return
-    parts = f"(batch[{(first or [0])[0]!r}], batch[{(last or [1])[0]!r}])"
     raise TypeError(
         f"`batch` must be a pair of inputs and targets for `{owner}`, got {got}. Make pairs: "
-        f"`DataSpec(dataloader, batch_transforms=lambda batch: {parts})`, or override `forward` and `loss`."
+        f"`DataSpec(dataloader, batch_transforms=lambda batch: (batch[...], batch[...]))`, or override `forward` and "
+        f"`loss`."
     )
 
 

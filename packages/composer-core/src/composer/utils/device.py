@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import torch
 
+from composer.core._registry import registered_names
 from composer.utils._environment import lookup
 
 if TYPE_CHECKING:
@@ -33,13 +33,13 @@ def get_device(device: str | torch.device | Device | None = None) -> Device:
 
     Raises:
         ValueError: The name is unknown, or the machine has no such device.
-        ModuleNotFoundError: The device needs a package that is not installed.
+        ImportError: The device needs a package that is not installed; "tpu", "neuron" and "hpu" need composer-compat.
 
     Example:
         >>> get_device("CPU").name
         'cpu'
     """
-    from composer.devices import device as devices  # which imports this package
+    import composer.devices as devices  # which imports this module
 
     if isinstance(device, devices.Device):
         return device
@@ -60,15 +60,11 @@ def get_device(device: str | torch.device | Device | None = None) -> Device:
         return devices.DeviceGPU(int(index))
     if name not in _CLASSES or (index and given not in ("cpu:0", "mps:0")) or given.endswith(":"):
         raise ValueError(f"`device` must be one of {known}, 'auto', or a GPU such as 'cuda:0', got {device!r}.")
-    instance: Device = getattr(devices, _CLASSES[name])()
+    try:
+        instance: Device = getattr(devices, _CLASSES[name])()
+    except AttributeError as error:
+        raise ModuleNotFoundError(str(error)) from None  # says to install composer-compat
     return instance
 
 
-def is_xla_installed() -> bool:
-    """Return True if `torch_xla` is installed, without importing it."""
-    return find_spec("torch_xla") is not None
-
-
-def is_hpu_installed() -> bool:
-    """Return True if the PyTorch bridge of Habana is installed, without importing it."""
-    return find_spec("habana_frameworks") is not None
+__getattr__ = registered_names(__name__)

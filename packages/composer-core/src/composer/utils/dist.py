@@ -7,11 +7,6 @@ Importing this module initializes nothing. The ranks come from the environment v
 from __future__ import annotations
 
 import os
-import random
-import string
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -20,7 +15,9 @@ import torch
 import torch.distributed
 from torch.utils.data import DistributedSampler
 
-from composer.utils._environment import DEFAULTS, MissingEnvironmentError, from_environment, lookup
+from composer.core._registry import registered_names
+from composer.utils._environment import DEFAULTS, from_environment, lookup
+from composer.utils._environment import MissingEnvironmentError as MissingEnvironmentError
 from composer.utils._environment import is_available as is_available
 from composer.utils._environment import is_initialized as is_initialized
 from composer.utils.device import get_device
@@ -32,36 +29,10 @@ if TYPE_CHECKING:
 
     from composer.devices.device import Device
 
-__all__ = [
-    "MissingEnvironmentError",
-    "all_gather",
-    "all_gather_object",
-    "all_reduce",
-    "barrier",
-    "broadcast",
-    "broadcast_object_list",
-    "busy_wait_for_local_rank_zero",
-    "destroy_process_group",
-    "get_global_rank",
-    "get_local_rank",
-    "get_local_world_size",
-    "get_node_rank",
-    "get_node_signal_file_name",
-    "get_sampler",
-    "get_world_size",
-    "initialize_dist",
-    "is_available",
-    "is_initialized",
-    "local_rank_zero_download_and_wait",
-    "run_local_rank_zero_first",
-    "write_signal_file",
-]
-
 T = TypeVar("T")
 
 _REDUCE_OPERATIONS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
 _REGISTERS_BACKEND = {"xla": "torch_xla.distributed.xla_backend", "hccl": "habana_frameworks.torch.distributed.hccl"}
-_POLL_SECONDS = 0.1
 # Before 2.8 (pytorch/pytorch#154976) the destructor of a group holds the GIL while it waits for its threads, and one of
 # these may wait for the GIL to free a tensor of the last collective. So the groups are kept until the process ends.
 _CAN_FREE_GROUPS = torch.__version__ >= "2.8"  # compares as versions, not as strings
@@ -297,109 +268,4 @@ def get_sampler(
     )
 
 
-# ---- one process of a node first
-
-
-@contextmanager
-def run_local_rank_zero_first() -> Iterator[None]:
-    """Run the body on local rank 0, then on the other processes of the node.
-
-    For short work, such as preparing a dataset: the other processes wait in a barrier, which can time out.
-    """
-    if get_local_rank() == 0:
-        try:
-            yield
-        finally:
-            barrier()  # also after an error, or the others would wait forever
-    else:
-        barrier()
-        yield
-
-
-@contextmanager
-def local_rank_zero_download_and_wait(expected_file_path: str) -> Iterator[None]:
-    """Let the other processes of the node wait until local rank 0 has created a file in the body.
-
-    For long work: no process waits in a collective.
-
-    Args:
-        expected_file_path: The file that local rank 0 creates when it is done.
-    """
-    if get_local_rank() != 0:
-        _wait_for(expected_file_path)
-    yield
-
-
-@contextmanager
-def busy_wait_for_local_rank_zero(dir_path: str | None = None) -> Iterator[None]:
-    """Let the processes of a node leave the body only after local rank 0 has left it.
-
-    They wait for a hidden file, not in a collective, so the body may take longer than any timeout.
-
-    Args:
-        dir_path: A directory that all processes of the node can read; None: the working directory.
-
-    Raises:
-        RuntimeError: On the other processes, if the body failed on local rank 0.
-    """
-    name = get_node_signal_file_name()
-    path = os.path.join(dir_path or os.getcwd(), name)
-    if get_local_rank() == 0:
-        try:
-            yield
-        except BaseException as error:
-            _write(path, f"{type(error).__name__}: {error}")
-            raise
-        _write(path, "")
-    else:
-        yield
-        _wait_for(path)
-        with open(path, encoding="utf-8") as file:
-            failure = file.read()
-        if failure:
-            raise RuntimeError(f"Local rank 0 failed while this process waited for it. {failure}")
-    barrier()  # all processes have seen the file
-    if get_local_rank() == 0:
-        os.remove(path)
-
-
-def get_node_signal_file_name(rng: random.Random | None = None) -> str:
-    """Return a name for the hidden signal file of this node, the same on all of its processes.
-
-    Args:
-        rng: The generator of the random part, used on rank 0; None: that of the operating system, so that seeded runs
-            do not repeat names and no global generator is advanced.
-    """
-    draw = rng or random.SystemRandom()
-    suffix = ["".join(draw.choices(string.ascii_letters + string.digits, k=6))]
-    broadcast_object_list(suffix)
-    return f"._signal_file_node{get_node_rank()}_{suffix[0]}"
-
-
-def write_signal_file(signal_file_name: str, dir_path: str | None = None) -> str:
-    """Create a signal file from local rank 0.
-
-    Args:
-        signal_file_name: The name, from `get_node_signal_file_name`.
-        dir_path: The directory, created if it is missing; None: the working directory.
-
-    Returns:
-        The path of the file, on all ranks.
-    """
-    path = os.path.join(dir_path or os.getcwd(), signal_file_name)
-    if get_local_rank() == 0:
-        _write(path, "")
-    return path
-
-
-def _write(path: str, text: str) -> None:
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    partial = f"{path}.partial"
-    with open(partial, "w", encoding="utf-8") as file:
-        file.write(text)
-    os.replace(partial, path)  # waiting processes never see a partial file
-
-
-def _wait_for(path: str) -> None:
-    while not os.path.exists(path):
-        time.sleep(_POLL_SECONDS)
+__getattr__ = registered_names(__name__)

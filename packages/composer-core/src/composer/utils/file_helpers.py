@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from composer.core._registry import registered_names
 from composer.utils import dist
-from composer.utils._registered import find_registered
 from composer.utils.misc import partial_format
 
 if TYPE_CHECKING:
@@ -32,52 +32,12 @@ _DIST = {
 }
 
 
-def _table(rows: list[tuple[str, str]]) -> str:
-    """Return a reStructuredText table of format variables."""
-    rows = [("Variable", "Description"), *((f"``{{{name}}}``", meaning) for name, meaning in rows)]
-    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
-    rule = "+".join(["", *("-" * (width + 2) for width in widths), ""])
-    lines = [rule]
-    for index, row in enumerate(rows):
-        cells = [f" {cell.ljust(width)} " for cell, width in zip(row, widths, strict=True)]
-        lines += ["|".join(["", *cells, ""]), rule.replace("-", "=") if index == 0 else rule]
-    return "\n".join(lines)
-
-
-_DIST_ROWS = [
-    ("run_name", "The name of the training run."),
-    ("rank", "The global rank: the index of this process among all."),
-    ("local_rank", "The local rank: the index of this process on its node."),
-    ("world_size", "The number of processes."),
-    ("local_world_size", "The number of processes on this node."),
-    ("node_rank", "The node rank: the index of this node."),
-]
-_TIME_ROWS = [
-    ("epoch", "The number of epochs trained."),
-    ("batch", "The number of batches trained."),
-    ("batch_in_epoch", "The number of batches trained in this epoch."),
-    ("sample", "The number of samples trained."),
-    ("sample_in_epoch", "The number of samples trained in this epoch."),
-    ("token", "The number of tokens trained."),
-    ("token_in_epoch", "The number of tokens trained in this epoch."),
-    ("total_wct", "The seconds of training."),
-    ("epoch_wct", "The seconds of training in this epoch."),
-    ("batch_wct", "The seconds the last batch took."),
-]
-
-FORMAT_NAME_WITH_DIST_TABLE = _table(_DIST_ROWS)
-"""The variables of `format_name_with_dist`, as a reStructuredText table for documentation."""
-
-FORMAT_NAME_WITH_DIST_AND_TIME_TABLE = _table(_DIST_ROWS + _TIME_ROWS)
-"""The variables of `format_name_with_dist_and_time`, as a reStructuredText table for documentation."""
-
-
 def format_name_with_dist(format_str: str, run_name: str, **extra_format_kwargs: object) -> str:
     """Format a file name with the name of the run and the ranks of the process.
 
     Args:
-        format_str: A format string; `FORMAT_NAME_WITH_DIST_TABLE` lists the variables. Other variables, and ranks that
-            are unknown, are left in the string.
+        format_str: A format string; with `{run_name}`, `{rank}`, `{local_rank}`, `{world_size}`, `{local_world_size}`
+            and `{node_rank}`. Other variables, and ranks that are unknown, are left in the string.
         run_name: The name of the run.
         **extra_format_kwargs: More variables.
 
@@ -95,8 +55,9 @@ def format_name_with_dist_and_time(
     """Format a file name with the name of the run, the ranks of the process and the training time.
 
     Args:
-        format_str: A format string; `FORMAT_NAME_WITH_DIST_AND_TIME_TABLE` lists the variables. Other variables are
-            left in the string. Counts are ints, times are float seconds.
+        format_str: A format string; with the variables of `format_name_with_dist` and `{epoch}`, `{batch}`, `{sample}`,
+            `{token}`, `{batch_in_epoch}`, `{sample_in_epoch}`, `{token_in_epoch}`, `{total_wct}`, `{epoch_wct}` and
+            `{batch_wct}`. Others are left in the string. Counts are ints, times are float seconds.
         run_name: The name of the run.
         timestamp: The training time.
         **extra_format_kwargs: More variables.
@@ -160,21 +121,6 @@ def without_password(uri: str) -> str:
         return uri
     uri = re.sub(r"(://[^/@:]*):[^/]*@", r"\1:...@", uri)  # up to the last "@" of the host, as clients read it
     return _SECRET_IN_QUERY.sub(r"\1...", uri)
-
-
-def ensure_folder_is_empty(folder_name: str | Path) -> None:
-    """Check that a folder contains no files, except hidden ones. The folder need not exist.
-
-    Raises:
-        FileExistsError: The folder contains a file.
-    """
-    for folder, _, files in os.walk(folder_name):
-        visible = sorted(name for name in files if not name.startswith("."))
-        if visible:
-            raise FileExistsError(
-                f"`{folder_name}` must be empty, but it contains {os.path.join(folder, visible[0])!r}. Use another "
-                f"folder, or allow overwriting."
-            )
 
 
 def ensure_folder_has_no_conflicting_files(
@@ -247,5 +193,4 @@ def _later_variable(counts: dict[str, int], timestamp: Timestamp) -> str | None:
     return None
 
 
-def __getattr__(name: str) -> Any:  # such as `is_tar` and `get_file`
-    return find_registered(__name__, name)
+__getattr__ = registered_names(__name__, "composer.utils")

@@ -5,6 +5,10 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
+from composer.core import _registry
+
+load_registered = _registry.load  # for other distributions, which must not import a private module
+
 
 class MissingConditionalImportError(ImportError):
     """An optional dependency is not installed.

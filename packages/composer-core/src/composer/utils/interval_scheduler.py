@@ -8,10 +8,11 @@ from fractions import Fraction
 from math import ceil
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
+from composer.core.event import Event
+from composer.core.time import Time, TimeUnit, ensure_time
+
 if TYPE_CHECKING:
-    from composer.core.event import Event
     from composer.core.state import State
-    from composer.core.time import Time
 
 
 def check_has_tokens(state: State, what: str) -> None:
@@ -56,14 +57,6 @@ def check_interval_function(argument: str, function: Callable[..., Any]) -> None
         ) from error
 
 
-def _check_has_iterations(state: State, interval: Time[Any]) -> None:
-    if state._iteration_length is None:
-        raise ValueError(
-            f"An interval must not be in iterations, got {str(interval)!r}, which never passes: the run has no "
-            f"iterations. Use for example '1ep' or '100ba'."
-        )
-
-
 def create_interval_scheduler(
     interval: str | SupportsIndex | Time[Any],
     include_end_of_training: bool = True,
@@ -92,9 +85,6 @@ def create_interval_scheduler(
     Differs: fractions are exact, so "0.1dur" of 30 batches is every 3 batches, although the nearest float is slightly
         more than 0.1.
     """
-    from composer.core.event import Event  # the package composer.core imports composer.utils
-    from composer.core.time import TimeUnit, ensure_time
-
     finals = frozenset((Event.BATCH_CHECKPOINT, Event.EPOCH_CHECKPOINT) if final_events is None else final_events)
     last_batch, last_event = -1, None
     # Other libraries read `__closure__[-1]`: this name sorts last.
@@ -103,8 +93,11 @@ def create_interval_scheduler(
 
     def check_interval(state: State, event: Event) -> bool:
         nonlocal last_batch, last_event
-        if time_interval.unit is TimeUnit.ITERATION:
-            _check_has_iterations(state, time_interval)
+        if time_interval.unit is TimeUnit.ITERATION and state._iteration_length is None:
+            raise ValueError(
+                f"An interval must not be in iterations, got '{time_interval}', which never passes: the run has no "
+                f"iterations. Use for example '1ep' or '100ba'."
+            )
         if event is not regular and event not in finals:
             return False
         if time_interval.value <= 0 or state.previous_timestamp is None:
@@ -125,9 +118,6 @@ def create_interval_scheduler(
 
 
 def _regular_event(unit: Any, checkpoint_events: bool) -> Event:
-    from composer.core.event import Event
-    from composer.core.time import TimeUnit
-
     if unit is TimeUnit.EPOCH:
         return Event.EPOCH_CHECKPOINT if checkpoint_events else Event.EPOCH_END
     if unit is TimeUnit.ITERATION:
@@ -136,8 +126,6 @@ def _regular_event(unit: Any, checkpoint_events: bool) -> Event:
 
 
 def _has_passed(state: State, interval: Time[Any]) -> bool:
-    from composer.core.time import TimeUnit
-
     before, now = state.previous_timestamp, state.timestamp
     assert before is not None
     unit, step = interval.unit, interval.value

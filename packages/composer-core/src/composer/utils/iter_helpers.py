@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from composer.utils._registered import find_registered
+from composer.core._registry import registered_names
 
 
 def ensure_tuple(x: Any) -> tuple[Any, ...]:
@@ -33,25 +32,16 @@ def ensure_tuple(x: Any) -> tuple[Any, ...]:
     return (x,)
 
 
-def map_items(mapping: dict[Any, Any], map_fn: Callable[[Any, Any], Any]) -> dict[Any, Any]:
-    """Apply a function to each value of a dict; return a dict of the same class, such as `Counter`.
+def length_of(sized: Any) -> int | None:
+    """Return the length of a loader or dataset; None if it has none.
 
     Args:
-        mapping: The dict; not modified.
-        map_fn: A function of key and value that returns the new value.
-
-    Example:
-        >>> from collections import Counter
-        >>> map_items(Counter("aab"), lambda key, count: 10 * count)
-        Counter({'a': 20, 'b': 10})
+        sized: The loader or dataset. The length of a torch loader is that of its dataset, which may have none.
     """
-    if type(mapping) is dict:
-        return {key: map_fn(key, value) for key, value in mapping.items()}
-    copied = copy.copy(mapping)  # the constructor may take other arguments than pairs
-    for key, value in mapping.items():
-        copied[key] = map_fn(key, value)
-    return copied
+    try:
+        return len(sized)
+    except (TypeError, NotImplementedError):
+        return None
 
 
-def __getattr__(name: str) -> Any:  # such as `map_collection`
-    return find_registered(__name__, name)
+__getattr__ = registered_names(__name__, "composer.utils")

@@ -6,53 +6,28 @@ import builtins
 import functools
 import inspect
 import logging
+import platform
 import re
 import socket
 import string
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from typing import Any, TypeVar
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from composer.utils.interval_scheduler import create_interval_scheduler as create_interval_scheduler
+from composer.core._registry import registered_names
 from composer.utils.numbers import check_finite as check_finite
 from composer.utils.numbers import check_flags as check_flags
 from composer.utils.numbers import check_integers as check_integers
 from composer.utils.numbers import int_at_least as int_at_least
 from composer.utils.numbers import plain_int as plain_int
 from composer.utils.numbers import plain_number as plain_number
-from composer.utils.string_enum import StringEnum
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-__all__ = [
-    "STR_TO_DTYPE",
-    "ParallelismType",
-    "add_vision_dataset_transform",
-    "check_finite",
-    "check_flags",
-    "check_integers",
-    "create_interval_scheduler",
-    "get_free_tcp_port",
-    "int_at_least",
-    "is_model_ddp",
-    "is_model_fsdp",
-    "is_model_fsdp2",
-    "is_notebook",
-    "local_part",
-    "model_eval_mode",
-    "needs_closure",
-    "partial_format",
-    "plain_int",
-    "plain_number",
-    "renamed_arguments",
-    "unwrapped_model",
-    "warning_on_one_line",
-]
 
 STR_TO_DTYPE = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 """Data types of torch by their short names."""
@@ -60,14 +35,6 @@ STR_TO_DTYPE = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bflo
 _log = logging.getLogger(__name__)
 _MAKES_TENSOR = {"ToTensor", "PILToTensor", "ToImage"}  # of torchvision.transforms and of its v2
 _FIRST_NAME = re.compile(r"[^.\[]*")  # of a replacement field such as `run.name[0]`
-
-
-class ParallelismType(StringEnum):
-    """The names of the dimensions of a device mesh."""
-
-    DATA_PARALLEL_SHARD = "data_parallel_shard"
-    DATA_PARALLEL_REPLICATE = "data_parallel_replicate"
-    TENSOR_PARALLEL = "tensor_parallel"
 
 
 def is_model_ddp(model: torch.nn.Module) -> bool:
@@ -99,29 +66,22 @@ def is_notebook() -> bool:
     return get_ipython is not None and "IPKernelApp" in get_ipython().config
 
 
-def warning_on_one_line(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: Any = None,
-    line: str | None = None,
-) -> str:
-    r"""Format a warning without the source line; a replacement for `warnings.formatwarning`.
-
-    Example:
-        >>> warning_on_one_line("Slow.", UserWarning, "train.py", 3)
-        'UserWarning: Slow. (source: train.py:3)\n'
-    """
-    return f"{category.__name__}: {message} (source: {filename}:{lineno})\n"
-
-
 def get_free_tcp_port() -> int:
     """Return a TCP port of this machine that is free at the moment. Another process may take it later."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         port: int = probe.getsockname()[1]
     return port
+
+
+def cpu_model() -> str:
+    """Return the name of the processor."""
+    with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as listing:  # Linux only
+        for line in listing:
+            key, _, value = line.partition(":")
+            if key.strip() == "model name":
+                return value.strip()
+    return platform.processor() or platform.machine()
 
 
 @contextmanager
@@ -291,3 +251,6 @@ def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
         return False
     closure = inspect.signature(inspect.unwrap(type(optimizer).step)).parameters.get("closure")
     return closure is not None and closure.default is inspect.Parameter.empty
+
+
+__getattr__ = registered_names(__name__)

@@ -319,15 +319,14 @@ def test_empty_data_are_an_error() -> None:
         entered(state_of([1]), data=DataLoader(images(3), batch_size=4, drop_last=True))
 
 
-def test_without_training_data_the_statistics_stay_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_without_training_data_the_statistics_stay_with_a_warning() -> None:
     state = State(model=SimpleConvModel(norm="batch"))
     before = statistics(state.model)
     recalibration = BatchNormRecalibration("Method", 2)
-    recalibration.enter(state, 0)
-    recalibration.enter(state, 1)
+    with pytest.warns(NoEffectWarning, match="`Method` cannot recalibrate batch norm layers without training data"):
+        recalibration.enter(state, 0)
 
     deep_compare(before, statistics(state.model))
-    assert caplog.text.count("`Method` cannot recalibrate batch norm layers without training data") == 1
 
 
 def measure_on_rank() -> dict[str, torch.Tensor]:

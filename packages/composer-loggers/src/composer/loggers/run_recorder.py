@@ -33,8 +33,8 @@ from composer.loggers.spi import (
     report_failure,
 )
 from composer.utils import check_finite, dist, format_name_with_dist, is_uri
-from composer.utils.collect_env import cpu_model
 from composer.utils.file_helpers import without_password
+from composer.utils.misc import cpu_model
 
 if TYPE_CHECKING:
     from composer.loggers import Logger

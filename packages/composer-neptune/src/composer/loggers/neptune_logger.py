@@ -32,7 +32,7 @@ from composer.loggers.spi import (
     report_failure,
 )
 from composer.utils import check_flags, dist
-from composer.utils.retrying import DeliveryDeadline
+from composer.utils.delivery import DeliveryDeadline
 
 if TYPE_CHECKING:
     from composer.core import State

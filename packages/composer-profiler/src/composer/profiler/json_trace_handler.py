@@ -18,10 +18,10 @@ from composer.profiler.trace_handler import TraceHandler
 from composer.utils import (
     dist,
     ensure_folder_has_no_conflicting_files,
-    ensure_folder_is_empty,
     format_name_with_dist,
     int_at_least,
 )
+from composer.utils.empty_folder import ensure_folder_is_empty
 
 
 class JSONTraceHandler(TraceHandler):

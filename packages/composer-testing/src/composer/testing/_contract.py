@@ -9,12 +9,13 @@ import pickle
 from collections.abc import Iterable, Sequence
 from functools import partial
 from importlib.metadata import entry_points
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset, random_split
 
-from composer.core import Algorithm, Engine, Evaluator, Event, Placement, State
+from composer.core import Algorithm, Engine, Event, Placement, State
 from composer.loggers import Logger
 from composer.models import ComposerModel
 from composer.testing._compare import deep_compare
@@ -347,7 +348,8 @@ class DatasetTransformContract(AlgorithmContract):
         """Check INIT, and FIT_START, because an evaluator may be added in a later fit."""
         dataset = self.make_dataset()
         state = self._fit(DataLoader(dataset), self.make())
-        state.evaluators = [Evaluator(label="test", dataloader=DataLoader(dataset))]
+        spec = SimpleNamespace(dataloader=DataLoader(dataset))
+        state.evaluators = [SimpleNamespace(label="test", dataloader=spec)]  # as an `Evaluator` of composer-loop
 
         for event in (Event.INIT, Event.FIT_START):
             error = _error_at(state, event)

@@ -12,7 +12,7 @@ from pathlib import Path
 from composer.checkpoint.shards import files_of_run
 from composer.checkpoint.storage import ObjectStoreTransientError, Progress, Storage
 from composer.checkpoint.upload import Uploader
-from composer.utils.retrying import DeliveryDeadline
+from composer.utils.delivery import DeliveryDeadline
 
 log = logging.getLogger(__name__)
 

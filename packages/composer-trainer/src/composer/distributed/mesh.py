@@ -4,8 +4,18 @@ from __future__ import annotations
 
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from composer.utils import ParallelismType, dist
+from composer.utils import dist
 from composer.utils.parallelism import FSDP2Config
+from composer.utils.string_enum import StringEnum
+
+
+class ParallelismType(StringEnum):
+    """The names of the dimensions of a device mesh."""
+
+    DATA_PARALLEL_SHARD = "data_parallel_shard"
+    DATA_PARALLEL_REPLICATE = "data_parallel_replicate"
+    TENSOR_PARALLEL = "tensor_parallel"
+
 
 REPLICATE = ParallelismType.DATA_PARALLEL_REPLICATE.value
 """The mesh dimension of data parallelism with a copy of the parameters on each rank."""

@@ -21,7 +21,6 @@ import torch.distributed
 
 from composer.callbacks.checkpoint_saver import CheckpointSaver
 from composer.core import Algorithm, Callback, Precision, State
-from composer.core.profiling import RunProfiler
 from composer.devices import Device
 from composer.distributed import DDPSyncStrategy
 from composer.loggers import LoggerDestination
@@ -267,7 +266,7 @@ def _seed_run(seed: SupportsIndex | None, deterministic_mode: bool, parallel: Si
     return chosen
 
 
-class TrainerProfiler(RunProfiler, Protocol):
+class TrainerProfiler(Protocol):
     """The interface of the Trainer's `profiler`; `composer.profiler.Profiler` implements it."""
 
     @property

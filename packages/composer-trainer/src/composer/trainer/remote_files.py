@@ -12,7 +12,7 @@ from composer.checkpoint.upload import Uploader
 from composer.core import State
 from composer.loggers import Logger, LoggerDestination
 from composer.utils import format_name_with_dist, is_uri, parse_uri
-from composer.utils.retrying import DeliveryDeadline
+from composer.utils.delivery import DeliveryDeadline
 
 
 class RemoteFiles(LoggerDestination):

@@ -15,7 +15,6 @@ import torch
 from tqdm import tqdm
 
 from composer import checkpoint  # programs of MosaicML's Composer find `composer.trainer.trainer.checkpoint`
-from composer.algorithms.utils.weight_swaps import weights_to_save
 from composer.callbacks.checkpoint_saver import CheckpointSaver, hold_leases
 from composer.checkpoint import IgnoreKeys
 from composer.checkpoint.names import check_path
@@ -31,7 +30,7 @@ from composer.core import (
     Time,
 )
 from composer.core.data_spec import check_ends
-from composer.core.display import html_of_state
+from composer.core.display import html_of_plan, html_of_state
 from composer.core.passes import PassInput
 from composer.devices import Device
 from composer.distributed import DDPSyncStrategy
@@ -72,6 +71,7 @@ from composer.trainer.resume.run import RunProgress
 from composer.trainer.settings import RunSettings, check_subset, pin_batches
 from composer.trainer.signals import Interruption
 from composer.trainer.step import BatchTrainer
+from composer.trainer.swapped_weights import weights_to_save
 from composer.utils import dist, ensure_tuple, extract_hparams, get_device, reproducibility
 from composer.utils.collect_env import get_composer_env
 from composer.utils.html import details
@@ -763,7 +763,7 @@ class Trainer(_RejectsRemovedArguments):
         return f"<{type(self).__name__} of {self.state.run_name}, {now} of {end}>"
 
     def _repr_html_(self) -> str:
-        plan = details("Order of algorithms and callbacks: engine.explain()", self.engine.explain()._repr_html_())
+        plan = details("Order of algorithms and callbacks: engine.explain()", html_of_plan(self.engine.explain()))
         return html_of_state(self.state, type(self).__name__) + plan
 
     # ---- checkpoints ----

@@ -277,6 +277,22 @@ class ParallelismConfig:
             )
         return cls.of(cls(**config))
 
+    @classmethod
+    def describe_in(cls, state: Any, config: Any) -> None:
+        """Set the attributes of a `State` that say how its model is sharded, or will be.
+
+        Args:
+            state: The state.
+            config: As for `of`.
+        """
+        found: Any = cls.of(config)
+        if found is None:
+            return
+        state.fsdp_config, state.fsdp_config_version = found.fsdp, 2
+        state.fsdp_state_dict_type = found.fsdp.state_dict_type
+        state.fsdp_sharded_state_dict_enabled = found.fsdp.state_dict_type == "sharded"
+        state.tp_config, state.device_mesh = found.tp, found.fsdp.device_mesh
+
 
 def _fsdp(config: Any) -> FSDP2Config | None:
     if config is None or isinstance(config, FSDP2Config):

@@ -34,7 +34,7 @@ from composer.loggers.spi import (
     table_cell,
 )
 from composer.utils import dist
-from composer.utils.retrying import DeliveryDeadline
+from composer.utils.delivery import DeliveryDeadline
 
 if TYPE_CHECKING:
     from composer.core import State

@@ -6,15 +6,18 @@ import copy
 import logging
 from collections.abc import Mapping, MutableMapping, Sequence
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from composer.algorithms.warnings import warn_no_effect
-from composer.core import REPLACES_ATTENTION, RESHAPES_SEQUENCES, TRANSFORMS_BATCH, Algorithm, Event, Placement, State
-from composer.loggers import Logger
+from composer.core import REPLACES_ATTENTION, RESHAPES_SEQUENCES, TRANSFORMS_BATCH, Algorithm, Event, Placement
 from composer.utils import MissingConditionalImportError, check_finite, check_integers, module_surgery, plain_number
+
+if TYPE_CHECKING:
+    from composer.core import State
+    from composer.loggers import Logger
 
 _log = logging.getLogger(__name__)
 

@@ -8,17 +8,20 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 from composer.algorithms.utils.augmentation_common import image_size, moves_with_pixels
 from composer.algorithms.warnings import NotIntendedUseWarning
-from composer.core import AUGMENTS_IMAGES, Algorithm, Event, Placement, State
-from composer.loggers import Logger
+from composer.core import AUGMENTS_IMAGES, Algorithm, Event, Placement
 from composer.utils import check_integers, plain_number
 from composer.utils.batch_helpers import batch_get, batch_set, find_part
+
+if TYPE_CHECKING:
+    from composer.core import State
+    from composer.loggers import Logger
 
 
 def compute_flip_parities(num_samples: int, seed: int = 42) -> torch.Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import torch
@@ -18,9 +18,12 @@ from composer.algorithms.utils import (
     check_training_transform,
 )
 from composer.algorithms.utils.augmentation_common import map_pillow_function
-from composer.core import AUGMENTS_IMAGES, MIXES_AUGMENTATIONS, Algorithm, Event, Placement, State
-from composer.loggers import Logger
+from composer.core import AUGMENTS_IMAGES, MIXES_AUGMENTATIONS, Algorithm, Event, Placement
 from composer.utils import check_finite, check_integers, plain_number
+
+if TYPE_CHECKING:
+    from composer.core import State
+    from composer.loggers import Logger
 
 T = TypeVar("T")
 

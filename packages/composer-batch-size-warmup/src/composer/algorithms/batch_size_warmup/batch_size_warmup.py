@@ -6,15 +6,18 @@ import itertools
 import warnings
 from collections.abc import Iterable, Iterator, Sized
 from types import NoneType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler
 
 from composer.algorithms.warnings import warn_no_effect
-from composer.core import CHANGES_BATCH_SIZE, Algorithm, Event, Placement, State, Time, TimeUnit
-from composer.loggers import Logger
+from composer.core import CHANGES_BATCH_SIZE, Algorithm, Event, Placement, Time, TimeUnit
 from composer.utils import check_integers, dist, plain_number
+
+if TYPE_CHECKING:
+    from composer.core import State
+    from composer.loggers import Logger
 
 _SHAPES = ("linear", "doubling")
 

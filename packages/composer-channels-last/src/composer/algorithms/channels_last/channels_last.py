@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import is_lazy
 
 from composer.algorithms.warnings import warn_no_effect
-from composer.core import CHANGES_LAYERS, CHANGES_MEMORY_FORMAT, REPLACES_MODEL, Algorithm, Event, Placement, State
-from composer.loggers import Logger
+from composer.core import CHANGES_LAYERS, CHANGES_MEMORY_FORMAT, REPLACES_MODEL, Algorithm, Event, Placement
 from composer.utils import module_surgery
+
+if TYPE_CHECKING:
+    from composer.core import State
+    from composer.loggers import Logger
 
 _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 

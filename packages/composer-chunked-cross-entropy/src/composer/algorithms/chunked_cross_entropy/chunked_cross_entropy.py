@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -26,12 +26,13 @@ from composer.core import (
     Algorithm,
     Event,
     Placement,
-    State,
 )
-from composer.loggers import Logger
 from composer.loss.utils import ignored_label
-from composer.models import ModuleWithLoss
 from composer.utils import check_flags, plain_number, unwrapped_model
+
+if TYPE_CHECKING:
+    from composer.core import State
+    from composer.loggers import Logger
 
 __all__ = ["ChunkedCrossEntropy", "compute_chunked_cross_entropy"]
 
@@ -301,7 +302,7 @@ class ChunkedCrossEntropy(Algorithm):
         of_loss = ignored_label(model)
         if self.ignore_index is None and of_loss is not None:
             self._ignored = of_loss
-        if isinstance(model, ModuleWithLoss):
+        if callable(getattr(model, "loss_fn", None)):  # of a `ModuleWithLoss`
             _check_loss(model.loss_fn, {"label_smoothing": self.label_smoothing, "ignore_index": self._ignored})
         head.__class__ = ChunkedHead
         assert isinstance(head, ChunkedHead)

@@ -17,13 +17,14 @@ from composer.core import (
     Algorithm,
     Event,
     Placement,
-    State,
 )
-from composer.loggers import Logger
 from composer.utils import check_finite, check_flags, plain_number
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+    from composer.core import State
+    from composer.loggers import Logger
 
 T = TypeVar("T")
 

@@ -30,8 +30,8 @@ from composer.checkpoint.storage import (
     without_password,
 )
 from composer.checkpoint.upload import Send, Uploader
-from composer.loggers.spi import call_at_exit
 from composer.utils import dist, partial_format
+from composer.utils.delivery import call_at_exit
 from composer.utils.object_store import utils as object_stores
 from composer.utils.object_store.object_store import ObjectStore
 from composer.utils.object_store.remote_paths import AZURE_ARGUMENTS

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from itertools import islice
-from typing import Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch import nn
@@ -15,16 +14,17 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from composer.algorithms.utils.stored_weights import reshard
 from composer.algorithms.warnings import warn_no_effect
-from composer.core.data_spec import DataSpec
+from composer.core._registry import load
 from composer.core.precision import precision_context_of
-from composer.core.state import State
 from composer.models.base import ComposerModel
 from composer.utils import dist
 from composer.utils.misc import model_eval_mode, unwrapped_model
 from composer.utils.numbers import check_integers
 from composer.utils.reproducibility import seed_context
 
-_log = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from composer.core.state import State
+
 _STATISTICS = ("running_mean", "running_var")
 
 
@@ -88,7 +88,6 @@ class BatchNormRecalibration:
         self._algorithm, self._num_batches, self._data = algorithm, int(num_batches), data
         self._frozen: frozenset[str] | None = None
         self._measured: tuple[int, dict[str, torch.Tensor]] | None = None
-        self._warned = False
 
     def check(self, state: State) -> None:
         """Check at FIT_START that the training data can be iterated a second time during training.
@@ -129,13 +128,10 @@ class BatchNormRecalibration:
             return
         data = state.train_dataloader if self._data is None else self._data
         if data is None or (self._data is None and not _is_repeatable(data)):
-            if not self._warned:
-                self._warned = True
-                _log.warning(
-                    "`%s` cannot recalibrate batch norm layers without training data: their statistics belong to other "
-                    "weights.",
-                    self._algorithm,
-                )
+            warn_no_effect(
+                f"`{self._algorithm}` cannot recalibrate batch norm layers without training data: their statistics "
+                f"belong to other weights."
+            )
             return
         with seed_context(state.seed), _keep_generators(data):
             batches = _forward_batches(state, data, self._num_batches)
@@ -215,7 +211,7 @@ def _measure(model: nn.Module, layers: Sequence[_BatchNorm], batches: Iterable[A
             for layer in layers:
                 layer.train()
             for batch in _in_step(batches):
-                with _precision_of(state):
+                with nullcontext() if state is None else precision_context_of(state, fp8_autocast_enabled=False):
                     model(batch)
                 count += 1
     finally:
@@ -239,10 +235,6 @@ class _EqualWeights:
     def __call__(self, layer: _BatchNorm, inputs: Any) -> None:
         self.calls += 1
         layer.momentum = 1 / self.calls
-
-
-def _precision_of(state: State | None) -> AbstractContextManager[None]:
-    return nullcontext() if state is None else precision_context_of(state, fp8_autocast_enabled=False)
 
 
 def _in_step(batches: Iterable[Any]) -> Iterator[Any]:
@@ -272,8 +264,7 @@ def _average_over_ranks(tensors: Sequence[torch.Tensor]) -> None:
 
 def _is_repeatable(data: Any) -> bool:
     """Return True if iterating over training data has no effect on an iteration that is in progress."""
-    if isinstance(data, DataSpec):
-        data = data.dataloader
+    data = getattr(data, "dataloader", data)
     return _is_indexed(data) or (isinstance(data, Sequence) and not isinstance(data, str))
 
 
@@ -283,18 +274,19 @@ def _is_indexed(data: Any) -> TypeGuard[DataLoader[Any]]:
 
 def _forward_batches(state: State, data: Any, number: int) -> Iterator[Any]:
     """Iterate over the inputs of the model: the first batches of a loader, in microbatches, on the device."""
-    own, loader = state.train_data_spec, data.dataloader if isinstance(data, DataSpec) else data
-    if isinstance(data, DataSpec):
-        spec = data
-    else:  # a new `DataSpec` refuses a loader that is being iterated, which does not matter here
-        spec = own if own is not None and own.dataloader is data else DataSpec([])
+    loader, own = getattr(data, "dataloader", data), state.train_data_spec
+    spec = data if loader is not data else own if own is not None and own.dataloader is data else None
     takes_batches = isinstance(unwrapped_model(state.model), ComposerModel)
     size = state.device_train_microbatch_size
+    if spec is None and size is not None:
+        spec = load("composer.core", "DataSpec")([])  # splits as by default
     for batch in islice(_separate(loader, number) if _is_indexed(loader) else loader, number):
-        batch = spec.batch_transforms(batch)
-        whole = size is None or spec.get_num_samples_in_batch(batch) <= size
-        for part in (batch,) if whole or size is None else spec.split_batch(batch, size):
-            part = spec.microbatch_transforms(state.device.batch_to_device(part))
+        parts = [batch] if spec is None else [spec.batch_transforms(batch)]
+        if spec is not None and size is not None and spec.get_num_samples_in_batch(parts[0]) > size:
+            parts = spec.split_batch(parts[0], size)
+        for part in parts:
+            part = state.device.batch_to_device(part)
+            part = part if spec is None else spec.microbatch_transforms(part)
             yield part[0] if isinstance(part, (tuple, list)) and not takes_batches else part
 
 
@@ -316,7 +308,7 @@ def _separate(loader: DataLoader[Any], number: int) -> DataLoader[Any]:
 @contextmanager
 def _keep_generators(data: Any) -> Iterator[None]:
     """Restore, after the body, the generators from which a loader draws its order, except the global ones."""
-    loader = data.dataloader if isinstance(data, DataSpec) else data
+    loader = getattr(data, "dataloader", data)
     holders = [loader, getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)]
     holders.append(getattr(holders[-1], "sampler", None))
     found = [g for holder in holders if isinstance(g := getattr(holder, "generator", None), torch.Generator)]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from composer.core.state import State
 from composer.utils import unwrapped_model
+
+if TYPE_CHECKING:
+    from composer.core.state import State
 
 
 def logits_of(outputs: Any, name: str) -> torch.Tensor:

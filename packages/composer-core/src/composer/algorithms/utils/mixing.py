@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from numbers import Real
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from composer.core.precision import get_precision_context
-from composer.core.state import State
 from composer.loss.loss import is_mean_of_classes
 from composer.loss.utils import class_weights_of, ensure_targets_one_hot, ignored_label
 from composer.utils.misc import unwrapped_model
+
+if TYPE_CHECKING:
+    from composer.core.state import State
 
 
 def check_alpha(alpha: Any) -> None:

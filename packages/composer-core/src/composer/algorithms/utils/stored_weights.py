@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import chain
 from operator import getitem, is_
 from typing import Any
 
@@ -270,32 +269,6 @@ class Pairs:
 
     def __init__(self) -> None:
         self._groups: dict[tuple[Any, ...], tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
-
-    @classmethod
-    def of(cls, model: torch.nn.Module, average: torch.nn.Module) -> Pairs:
-        """Pair the parameters and buffers of a model with those of the same name in another one.
-
-        Raises:
-            ValueError: Their shapes differ, or no name is in both.
-        """
-        pairs, averages = cls(), average.state_dict()
-        copied = {name for name, _ in model.named_buffers() if not is_averaged_buffer(name)}
-        for name, tensor in chain(model.named_parameters(), model.named_buffers()):
-            if name not in averages:
-                continue
-            if averages[name].shape != tensor.shape:
-                raise ValueError(
-                    f"{name!r} must have one shape in `model` and `ema_model`, got {tuple(tensor.shape)} and "
-                    f"{tuple(averages[name].shape)}. Average models of the same structure."
-                )
-            pairs.add(averages[name], tensor, copied=name in copied)
-        if not pairs._groups:
-            raise ValueError(
-                f"`ema_model` must have the parameters of `model` under the same names, got a "
-                f"{type(average).__name__} that has none of those of {type(model).__name__}. Start with a copy: "
-                f"`copy.deepcopy(model)`."
-            )
-        return pairs
 
     def add(self, average: torch.Tensor, value: torch.Tensor, *, copied: bool = False) -> None:
         """Add a pair, whose value is copied in place of being averaged if `copied` is True or it has integers."""

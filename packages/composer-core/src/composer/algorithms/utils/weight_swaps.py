@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-from composer.core.algorithm import declared_placement
-from composer.core.callback import Callback
-from composer.core.effects import SWAPS_WEIGHTS
-from composer.core.engine import Engine
 from composer.core.event import Event
-from composer.core.state import State
 from composer.core.time import Time, TimeUnit
+
+if TYPE_CHECKING:
+    from composer.core.state import State
 
 _log = logging.getLogger(__name__)
 
@@ -88,47 +85,6 @@ def is_saving(event: Event, state: State) -> bool:
     """Return True if a callback saves a checkpoint at this event, according to its `save_interval(state, event)`."""
     intervals = (getattr(callback, "save_interval", None) for callback in state.callbacks)
     return any(interval(state, event) for interval in intervals if callable(interval))
-
-
-class _Saver(Callback):
-    """Callback that reports a save at every checkpoint event."""
-
-    def save_interval(self, state: State, event: Event) -> bool:
-        return True
-
-
-@contextmanager
-def weights_to_save(engine: Engine) -> Iterator[None]:
-    """Swap in, for the body, the weights that algorithms want saved, such as averages.
-
-    They are swapped in as at a checkpoint event, and out afterwards. Algorithms whose weights are in the model already,
-    or that have no attribute `swapped`, are skipped.
-
-    Args:
-        engine: The engine of the run.
-    """
-    state, saver = engine.state, _Saver()
-    swapping = [
-        algorithm
-        for algorithm in state.algorithms
-        if SWAPS_WEIGHTS in declared_placement(algorithm).provides and not getattr(algorithm, "swapped", True)
-    ]
-    if not swapping:
-        yield
-        return
-    try:
-        state.callbacks.append(saver)
-        try:
-            for algorithm in swapping:
-                if algorithm.match(Event.BATCH_CHECKPOINT, state):
-                    algorithm.apply(Event.BATCH_CHECKPOINT, state, engine.logger)
-        finally:
-            state.callbacks.remove(saver)
-        yield
-    finally:
-        for algorithm in swapping:
-            if algorithm.swapped:  # type: ignore[attr-defined]
-                algorithm.apply(Event.ITERATION_START, state, engine.logger)
 
 
 def warn_of_changes(changed: Sequence[str]) -> None:

@@ -18,10 +18,12 @@ import logging
 import os
 import warnings
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from composer.core._registry import load as load_registered
 from composer.core.logging import Logger, LoggerDestination, call_logger
 from composer.core.passes import PassInput
 from composer.core.saving.metrics import load_metrics, metrics_state
@@ -101,10 +103,10 @@ def integrations(state: State) -> dict[str, Any]:
 
 def metadata(state: State) -> dict[str, Any]:
     """Return the versions, device and sizes of the current run."""
-    from composer.utils.collect_env import get_composer_env_dict  # which is also run as a module: see composer.utils
-
-    info: dict[str, Any] = {
-        "composer_env_info": get_composer_env_dict(),
+    info: dict[str, Any] = {}
+    with suppress(ModuleNotFoundError):  # composer-checkpoint, which writes files, has it
+        info["composer_env_info"] = load_registered("composer.utils", "get_composer_env_dict")()
+    info |= {
         "torch_version": str(torch.__version__),
         "device": state.device.name,
         "precision": state.precision.value,

@@ -6,7 +6,7 @@ Symbols: l is the share of an image outside the box, p the permutation that sele
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -21,11 +21,13 @@ from composer.core import (
     Algorithm,
     Event,
     Placement,
-    State,
 )
-from composer.loggers import Logger
 from composer.loss.utils import dense_targets
 from composer.utils import check_flags, plain_number
+
+if TYPE_CHECKING:
+    from composer.core import State
+    from composer.loggers import Logger
 
 Box = tuple[int, int, int, int]
 """(x1, y1, x2, y2)."""

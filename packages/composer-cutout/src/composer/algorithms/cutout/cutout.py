@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import sys
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from composer.core import (
-    CHANGES_RESOLUTION,
-    DROPS_PIXELS,
-    ERASES_PIXELS,
-    TRANSFORMS_BATCH,
-    Algorithm,
-    Event,
-    Placement,
-    State,
-)
-from composer.loggers import Logger
+from composer.core import CHANGES_RESOLUTION, DROPS_PIXELS, ERASES_PIXELS, TRANSFORMS_BATCH, Algorithm, Event, Placement
 from composer.utils import check_finite, check_flags, check_integers, plain_number
+
+if TYPE_CHECKING:
+    from composer.core import State
+    from composer.loggers import Logger
 
 ImageT = TypeVar("ImageT")
 

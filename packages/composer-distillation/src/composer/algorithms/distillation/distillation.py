@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -20,13 +20,15 @@ from composer.core import (
     Algorithm,
     Event,
     Placement,
-    State,
 )
 from composer.core.precision import precision_context_of
-from composer.loggers import Logger
 from composer.loss.utils import ignored_label
 from composer.models import ComposerModel
 from composer.utils import check_finite, check_flags, plain_number
+
+if TYPE_CHECKING:
+    from composer.core import State
+    from composer.loggers import Logger
 
 
 def compute_distillation_loss(

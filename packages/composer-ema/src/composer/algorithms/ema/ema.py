@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from composer.algorithms.utils.stored_weights import Pairs, StoredWeights
+from composer.algorithms.utils.stored_weights import Pairs, StoredWeights, is_averaged_buffer
 from composer.algorithms.utils.weight_swaps import (
     CHECKPOINT_EVENTS,
     RESTORE_EVENTS,
@@ -27,12 +27,14 @@ from composer.core import (
     Algorithm,
     Event,
     Placement,
-    State,
     Time,
     TimeUnit,
 )
-from composer.loggers import Logger
 from composer.utils import check_finite, check_flags, plain_number, unwrapped_model
+
+if TYPE_CHECKING:
+    from composer.core import State
+    from composer.loggers import Logger
 
 _SPAN = 10  # during the warmup, the mean age of the averaged weights is the training so far divided by this
 _MOST_OF_FIRST = 0.1
@@ -79,7 +81,29 @@ def compute_ema(model: torch.nn.Module, ema_model: torch.nn.Module | EMAParamete
             f"`ema_model` must be a `torch.nn.Module` or `EMAParameters`, got {type(ema_model).__name__}. "
             f"Start with `EMAParameters(model)`."
         )
-    Pairs.of(unwrapped_model(model), unwrapped_model(ema_model)).update(smoothing)
+    _pairs_of(unwrapped_model(model), unwrapped_model(ema_model)).update(smoothing)
+
+
+def _pairs_of(model: torch.nn.Module, average: torch.nn.Module) -> Pairs:
+    """Pair the parameters and buffers of a model with those of the same name in another one."""
+    pairs, averages = Pairs(), average.state_dict()
+    copied = {name for name, _ in model.named_buffers() if not is_averaged_buffer(name)}
+    named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    if averages.keys().isdisjoint(named):
+        raise ValueError(
+            f"`ema_model` must have the parameters of `model` under the same names, got a {type(average).__name__} "
+            f"that has none of those of {type(model).__name__}. Start with a copy: `copy.deepcopy(model)`."
+        )
+    for name, tensor in named.items():
+        if name not in averages:
+            continue
+        if averages[name].shape != tensor.shape:
+            raise ValueError(
+                f"{name!r} must have one shape in `model` and `ema_model`, got {tuple(tensor.shape)} and "
+                f"{tuple(averages[name].shape)}. Average models of the same structure."
+            )
+        pairs.add(averages[name], tensor, copied=name in copied)
+    return pairs
 
 
 class EMAParameters(StoredWeights):

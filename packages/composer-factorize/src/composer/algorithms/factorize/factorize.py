@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -25,10 +26,12 @@ from composer.core import (
     Algorithm,
     Event,
     Placement,
-    State,
 )
-from composer.loggers import Logger
 from composer.utils import check_finite, check_flags, check_integers, module_surgery, plain_number
+
+if TYPE_CHECKING:
+    from composer.core import State
+    from composer.loggers import Logger
 
 _FRACTION_HINT = "A value below 1, such as 0.25, is a fraction of the smaller size."
 

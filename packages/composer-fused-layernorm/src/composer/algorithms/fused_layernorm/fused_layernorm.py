@@ -4,23 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from composer.algorithms.utils.normalization import convert_norm, replace_norms
-from composer.core import (
-    ADDS_NORMS,
-    REPLACES_BLOCKS,
-    REPLACES_LAYERNORMS,
-    REPLACES_NORMS,
-    Algorithm,
-    Event,
-    Placement,
-    State,
-)
-from composer.loggers import Logger
+from composer.core import ADDS_NORMS, REPLACES_BLOCKS, REPLACES_LAYERNORMS, REPLACES_NORMS, Algorithm, Event, Placement
+
+if TYPE_CHECKING:
+    from composer.core import State
+    from composer.loggers import Logger
 
 _LOW = (torch.bfloat16, torch.float16)
 

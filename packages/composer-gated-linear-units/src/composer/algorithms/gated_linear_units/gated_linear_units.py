@@ -5,16 +5,19 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from composer.algorithms.gated_linear_units.gated_linear_unit_layers import BERTGatedFFOutput
 from composer.algorithms.warnings import warn_no_effect
-from composer.core import ADDS_NORMS, REPLACES_FEEDFORWARD, Algorithm, Event, Placement, State
-from composer.loggers import Logger
+from composer.core import ADDS_NORMS, REPLACES_FEEDFORWARD, Algorithm, Event, Placement
 from composer.utils import MissingConditionalImportError, check_flags, module_surgery
+
+if TYPE_CHECKING:
+    from composer.core import State
+    from composer.loggers import Logger
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -13,9 +14,12 @@ from composer.algorithms.ghost_batchnorm.ghost_batchnorm_layers import GhostBatc
 from composer.algorithms.ghost_batchnorm.ghost_batchnorm_layers import _GhostBatchNorm as _GhostBatchNorm
 from composer.algorithms.ghost_batchnorm.ghost_batchnorm_layers import check_ghost_batch_size
 from composer.algorithms.warnings import warn_no_effect
-from composer.core import ADDS_NORMS, REPLACES_BLOCKS, REPLACES_NORMS, Algorithm, Event, Placement, State
-from composer.loggers import Logger
+from composer.core import ADDS_NORMS, REPLACES_BLOCKS, REPLACES_NORMS, Algorithm, Event, Placement
 from composer.utils import module_surgery, plain_number
+
+if TYPE_CHECKING:
+    from composer.core import State
+    from composer.loggers import Logger
 
 __all__ = ["GhostBatchNorm", "GhostBatchNorm1d", "GhostBatchNorm2d", "GhostBatchNorm3d", "apply_ghost_batchnorm"]
 

@@ -6,14 +6,17 @@ import math
 import sys
 import warnings
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from composer.algorithms.warnings import NotIntendedUseWarning
-from composer.core import CLIPS_GRADIENTS, Algorithm, Event, Placement, State
-from composer.loggers import Logger
+from composer.core import CLIPS_GRADIENTS, Algorithm, Event, Placement
 from composer.utils import check_finite, plain_number
+
+if TYPE_CHECKING:
+    from composer.core import State
+    from composer.loggers import Logger
 
 _TYPES = ("norm", "value", "adaptive")
 _EPS = 1e-3  # value of the paper

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import ge
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
 
 from composer.algorithms.warnings import warn_no_effect
-from composer.core import REPLACES_DROPOUT, Algorithm, Event, Placement, State, TimeUnit
-from composer.loggers import Logger
+from composer.core import REPLACES_DROPOUT, Algorithm, Event, Placement, TimeUnit
 from composer.utils import check_finite, check_integers, module_surgery, plain_number
+
+if TYPE_CHECKING:
+    from composer.core import State
+    from composer.loggers import Logger
 
 
 # An operator of its own, because a graph cannot contain a generator.

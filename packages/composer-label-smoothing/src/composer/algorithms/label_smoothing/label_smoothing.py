@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from composer.algorithms.warnings import NotIntendedUseWarning
-from composer.core import INTERPOLATES_LOSS, MIXES_TARGETS, SMOOTHS_TARGETS, Algorithm, Event, Placement, State
-from composer.loggers import Logger
+from composer.core import INTERPOLATES_LOSS, MIXES_TARGETS, SMOOTHS_TARGETS, Algorithm, Event, Placement
 from composer.loss.loss import is_mean_of_classes, is_multi_label
 from composer.loss.utils import class_weights_of, dense_targets, ignored_label, infer_target_type, loss_setting
 from composer.utils import check_finite, plain_number
+
+if TYPE_CHECKING:
+    from composer.core import State
+    from composer.loggers import Logger
 
 
 def smooth_labels(

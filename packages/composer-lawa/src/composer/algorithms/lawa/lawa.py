@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -22,12 +22,14 @@ from composer.core import (
     Algorithm,
     Event,
     Placement,
-    State,
     Time,
     TimeUnit,
 )
-from composer.loggers import Logger
 from composer.utils import check_integers, local_part, unwrapped_model
+
+if TYPE_CHECKING:
+    from composer.core import State
+    from composer.loggers import Logger
 
 
 class LAWA(Algorithm):

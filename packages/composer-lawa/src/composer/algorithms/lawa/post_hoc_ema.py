@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -25,11 +25,9 @@ from composer.core import (
     Algorithm,
     Event,
     Placement,
-    State,
     Time,
     TimeUnit,
 )
-from composer.loggers import Logger
 from composer.utils import (
     STR_TO_DTYPE,
     check_finite,
@@ -39,6 +37,10 @@ from composer.utils import (
     plain_number,
     unwrapped_model,
 )
+
+if TYPE_CHECKING:
+    from composer.core import State
+    from composer.loggers import Logger
 
 _WIDEST = 12**-0.5  # of gamma = 0: all weights so far count the same
 

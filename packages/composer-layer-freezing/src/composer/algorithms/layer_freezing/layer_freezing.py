@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.utils.parametrize import is_parametrized
 
 from composer.algorithms.warnings import warn_no_effect
-from composer.core import FREEZES_WEIGHTS, Algorithm, Event, Placement, State
-from composer.loggers import Logger
+from composer.core import FREEZES_WEIGHTS, Algorithm, Event, Placement
 from composer.utils import check_finite, plain_number
 from composer.utils.iter_helpers import ensure_tuple
+
+if TYPE_CHECKING:
+    from composer.core import State
+    from composer.loggers import Logger
 
 Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 

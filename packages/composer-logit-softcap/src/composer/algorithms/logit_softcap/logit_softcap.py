@@ -11,7 +11,7 @@ import copy
 import inspect
 from collections.abc import Iterator
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -26,10 +26,12 @@ from composer.core import (
     Algorithm,
     Event,
     Placement,
-    State,
 )
-from composer.loggers import Logger
 from composer.utils import MissingConditionalImportError, check_finite, plain_number
+
+if TYPE_CHECKING:
+    from composer.core import State
+    from composer.loggers import Logger
 
 _NAME = "composer_logit_softcap"
 _CHILD = "logit_softcap"  # of a capped layer

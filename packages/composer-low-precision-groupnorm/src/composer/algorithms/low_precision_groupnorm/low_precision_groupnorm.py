@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from composer.algorithms.utils.normalization import check_apply_at, convert_norm, is_low_precision, replace_norms
-from composer.core import (
-    ADDS_NORMS,
-    REPLACES_BLOCKS,
-    REPLACES_NORMS,
-    Algorithm,
-    Event,
-    Placement,
-    Precision,
-    State,
-)
-from composer.loggers import Logger
+from composer.core import ADDS_NORMS, REPLACES_BLOCKS, REPLACES_NORMS, Algorithm, Event, Placement, Precision
+
+if TYPE_CHECKING:
+    from composer.core import State
+    from composer.loggers import Logger
 
 
 class LPGroupNorm(nn.GroupNorm):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -18,9 +19,11 @@ from composer.core import (
     Event,
     Placement,
     Precision,
-    State,
 )
-from composer.loggers import Logger
+
+if TYPE_CHECKING:
+    from composer.core import State
+    from composer.loggers import Logger
 
 
 class LPLayerNorm(nn.LayerNorm):

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from composer.algorithms.utils.mixing import check_alpha, draw_beta, mix_loss, mix_targets
-from composer.core import (
-    INTERPOLATES_LOSS,
-    MIXES_INPUTS,
-    MIXES_TARGETS,
-    TRANSFORMS_BATCH,
-    Algorithm,
-    Event,
-    Placement,
-    State,
-)
-from composer.loggers import Logger
+from composer.core import INTERPOLATES_LOSS, MIXES_INPUTS, MIXES_TARGETS, TRANSFORMS_BATCH, Algorithm, Event, Placement
 from composer.utils import check_flags, plain_number
+
+if TYPE_CHECKING:
+    from composer.core import State
+    from composer.loggers import Logger
 
 
 def mixup_batch(

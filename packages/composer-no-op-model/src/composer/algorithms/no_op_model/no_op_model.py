@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 
-from composer.core import CHANGES_LAYERS, REPLACES_MODEL, SMOOTHS_TARGETS, Algorithm, Event, Placement, State
-from composer.loggers import Logger
+from composer.core import CHANGES_LAYERS, REPLACES_MODEL, SMOOTHS_TARGETS, Algorithm, Event, Placement
 from composer.models import ComposerModel
 from composer.utils.batch_helpers import check_pair, find_part
+
+if TYPE_CHECKING:
+    from composer.core import State
+    from composer.loggers import Logger
 
 
 class NoOpModelClass(ComposerModel):

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.nn.functional as F
 
 from composer.algorithms.utils.augmentation_common import has_pixel_maps
-from composer.core import CHANGES_RESOLUTION, DROPS_PIXELS, TRANSFORMS_BATCH, Algorithm, Event, Placement, State
-from composer.loggers import Logger
+from composer.core import CHANGES_RESOLUTION, DROPS_PIXELS, TRANSFORMS_BATCH, Algorithm, Event, Placement
 from composer.utils import check_finite, check_flags, check_integers, plain_number
+
+if TYPE_CHECKING:
+    from composer.core import State
+    from composer.loggers import Logger
 
 _MODES = ("crop", "resize")
 

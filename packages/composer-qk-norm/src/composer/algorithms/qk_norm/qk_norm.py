@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from composer.algorithms.warnings import warn_no_effect
-from composer.core import ADDS_NORMS, REPLACES_ATTENTION, REPLACES_BLOCKS, Algorithm, Event, Placement, State
-from composer.loggers import Logger
+from composer.core import ADDS_NORMS, REPLACES_ATTENTION, REPLACES_BLOCKS, Algorithm, Event, Placement
 from composer.utils import check_finite, check_integers, module_surgery, plain_number
+
+if TYPE_CHECKING:
+    from composer.core import State
+    from composer.loggers import Logger
 
 _KINDS = ("rms", "layer")
 _BY_HEAD = "query_key_value"

@@ -16,12 +16,14 @@ from composer.algorithms.utils import (
     check_training_transform,
 )
 from composer.algorithms.utils.augmentation_common import map_pillow_function
-from composer.core import AUGMENTS_IMAGES, Algorithm, Event, Placement, State
-from composer.loggers import Logger
+from composer.core import AUGMENTS_IMAGES, Algorithm, Event, Placement
 from composer.utils import check_finite, check_integers, plain_number
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+    from composer.core import State
+    from composer.loggers import Logger
 
 T = TypeVar("T")
 

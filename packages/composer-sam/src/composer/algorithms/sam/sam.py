@@ -8,14 +8,17 @@ from __future__ import annotations
 import inspect
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from composer.core import WRAPS_OPTIMIZER, Algorithm, Event, Placement, State
-from composer.loggers import Logger
+from composer.core import WRAPS_OPTIMIZER, Algorithm, Event, Placement
 from composer.utils import check_finite, check_flags, check_integers, local_part, plain_number
 from composer.utils.module_surgery import has_own_state_dict
+
+if TYPE_CHECKING:
+    from composer.core import State
+    from composer.loggers import Logger
 
 Tensors = list[torch.Tensor]
 

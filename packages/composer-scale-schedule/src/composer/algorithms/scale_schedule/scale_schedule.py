@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.optim.lr_scheduler import (
     ConstantLR,
@@ -15,9 +15,12 @@ from torch.optim.lr_scheduler import (
     StepLR,
 )
 
-from composer.core import SCALES_SCHEDULE, Algorithm, Event, Placement, State
-from composer.loggers import Logger
+from composer.core import SCALES_SCHEDULE, Algorithm, Event, Placement
 from composer.utils import check_finite, plain_number
+
+if TYPE_CHECKING:
+    from composer.core import State
+    from composer.loggers import Logger
 
 
 def scale_scheduler(scheduler: Any, ssr: float, orig_max_epochs: int | None = None) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -34,12 +34,14 @@ from composer.core import (
     Algorithm,
     Event,
     Placement,
-    State,
     Time,
     TimeUnit,
 )
-from composer.loggers import Logger
 from composer.utils import check_finite, plain_number, unwrapped_model
+
+if TYPE_CHECKING:
+    from composer.core import State
+    from composer.loggers import Logger
 
 
 def _parse_warmup(given: Any) -> Time[Any]:

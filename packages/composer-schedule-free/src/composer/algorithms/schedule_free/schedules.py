@@ -6,12 +6,15 @@ import copy
 import datetime
 import warnings
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from composer.core import State, Timestamp, TimeUnit
+from composer.core import Timestamp, TimeUnit
 from composer.utils import dist
+
+if TYPE_CHECKING:
+    from composer.core import State
 
 _MOST_STEPS = 10_000
 _TOLERANCE = 1e-9  # relative; the recursive formulas of torch round

@@ -6,7 +6,7 @@ import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -21,13 +21,15 @@ from composer.core import (
     Algorithm,
     Event,
     Placement,
-    State,
     get_precision_context,
 )
-from composer.loggers import Logger
 from composer.models import ComposerModel
 from composer.utils import check_finite, check_integers, plain_number
 from composer.utils.batch_helpers import batch_set
+
+if TYPE_CHECKING:
+    from composer.core import State
+    from composer.loggers import Logger
 
 _INTERPOLATION = {3: "linear", 4: "bilinear", 5: "trilinear"}
 

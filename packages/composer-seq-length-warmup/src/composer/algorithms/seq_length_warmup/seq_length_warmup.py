@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from composer.core import (
-    CHANGES_LENGTH,
-    RESHAPES_SEQUENCES,
-    Algorithm,
-    Event,
-    Placement,
-    State,
-    TimeUnit,
-)
+from composer.core import CHANGES_LENGTH, RESHAPES_SEQUENCES, Algorithm, Event, Placement, TimeUnit
 from composer.core.precision import precision_context_of
-from composer.loggers import Logger
 from composer.models.base import total_loss
 from composer.utils import check_finite, check_flags, check_integers, dist, plain_number
+
+if TYPE_CHECKING:
+    from composer.core import State
+    from composer.loggers import Logger
 
 M = TypeVar("M", bound=Mapping[str, Any])
 

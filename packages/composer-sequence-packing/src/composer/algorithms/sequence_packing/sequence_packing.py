@@ -20,13 +20,14 @@ from composer.core import (
     Algorithm,
     Event,
     Placement,
-    State,
 )
-from composer.loggers import Logger
 from composer.utils import check_flags, check_integers, model_eval_mode, plain_number, unwrapped_model
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
+
+    from composer.core import State
+    from composer.loggers import Logger
 
 _IGNORED = -100  # the label of a token without loss, in torch and transformers
 _CHECKED = 64  # tokens of a document in the check of a model, at most

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -11,9 +12,12 @@ from composer.algorithms.squeeze_excite.squeeze_excite_layers import SqueezeExci
 from composer.algorithms.squeeze_excite.squeeze_excite_layers import SqueezeExciteConv2d as SqueezeExciteConv2d
 from composer.algorithms.squeeze_excite.squeeze_excite_layers import check_latent_channels
 from composer.algorithms.warnings import warn_no_effect
-from composer.core import REPLACES_BLOCKS, REPLACES_FEEDFORWARD, WRAPS_CONVS, Algorithm, Event, Placement, State
-from composer.loggers import Logger
+from composer.core import REPLACES_BLOCKS, REPLACES_FEEDFORWARD, WRAPS_CONVS, Algorithm, Event, Placement
 from composer.utils import check_integers, module_surgery, plain_number
+
+if TYPE_CHECKING:
+    from composer.core import State
+    from composer.loggers import Logger
 
 __all__ = ["SqueezeExcite", "SqueezeExcite2d", "SqueezeExciteConv2d", "apply_se", "apply_squeeze_excite"]
 

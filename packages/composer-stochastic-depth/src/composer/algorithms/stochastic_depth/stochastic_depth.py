@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -17,9 +17,12 @@ from composer.algorithms.stochastic_depth.stochastic_layers import (
     rate_of,
 )
 from composer.algorithms.warnings import warn_no_effect
-from composer.core import REPLACES_BLOCKS, Algorithm, Event, Placement, State, Time, TimeUnit
-from composer.loggers import Logger
+from composer.core import REPLACES_BLOCKS, Algorithm, Event, Placement, Time, TimeUnit
 from composer.utils import check_finite, module_surgery, plain_number
+
+if TYPE_CHECKING:
+    from composer.core import State
+    from composer.loggers import Logger
 
 _STOCHASTIC_LAYER_MAPPING = {"ResNetBottleneck": (Bottleneck, make_resnet_bottleneck_stochastic)}
 

@@ -6,7 +6,7 @@ import logging
 import math
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -22,12 +22,14 @@ from composer.core import (
     Algorithm,
     Event,
     Placement,
-    State,
     Time,
     TimeUnit,
 )
-from composer.loggers import Logger
 from composer.utils import check_finite, check_flags, check_integers, plain_number
+
+if TYPE_CHECKING:
+    from composer.core import State
+    from composer.loggers import Logger
 
 _log = logging.getLogger(__name__)
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from composer.algorithms.utils.logits import logits_of
-from composer.core import REPLACES_MODEL, Algorithm, Event, Placement, State
-from composer.loggers import Logger
+from composer.core import REPLACES_MODEL, Algorithm, Event, Placement
 from composer.utils import check_integers, plain_number
 from composer.utils.batch_helpers import batch_set
+
+if TYPE_CHECKING:
+    from composer.core import State
+    from composer.loggers import Logger
 
 # The weights of the views of each level, in the order of `_views`.
 _WEIGHTS = ((1.0,), (1 / 2, 1 / 2), (1 / 4, 1 / 4, 1 / 8, 1 / 8, 1 / 8, 1 / 8))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -21,10 +22,12 @@ from composer.core import (
     Algorithm,
     Event,
     Placement,
-    State,
 )
-from composer.loggers import Logger
 from composer.utils import check_integers, module_surgery, plain_number
+
+if TYPE_CHECKING:
+    from composer.core import State
+    from composer.loggers import Logger
 
 _log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -28,13 +28,15 @@ from composer.core import (
     Algorithm,
     Event,
     Placement,
-    State,
     Time,
 )
-from composer.loggers import Logger
 from composer.utils import check_finite, check_integers, dist, module_surgery, plain_number
 from composer.utils.batch_helpers import batch_get
 from composer.utils.reproducibility import seed_context
+
+if TYPE_CHECKING:
+    from composer.core import State
+    from composer.loggers import Logger
 
 Images = torch.Tensor | Iterable[torch.Tensor]
 Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]

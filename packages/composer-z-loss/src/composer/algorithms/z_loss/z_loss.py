@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from composer.algorithms.utils.logits import add_to_loss, labels_and_mask, logits_of, shifts_labels
-from composer.core import (
-    ADDS_LOSS,
-    INTERPOLATES_LOSS,
-    REPLACES_LOSS,
-    REPLACES_MODEL,
-    Algorithm,
-    Event,
-    Placement,
-    State,
-)
-from composer.loggers import Logger
+from composer.core import ADDS_LOSS, INTERPOLATES_LOSS, REPLACES_LOSS, REPLACES_MODEL, Algorithm, Event, Placement
 from composer.loss.utils import check_for_index_targets, ignored_label
 from composer.utils import check_finite, check_flags, check_integers, plain_number
+
+if TYPE_CHECKING:
+    from composer.core import State
+    from composer.loggers import Logger
 
 
 def compute_z_loss(

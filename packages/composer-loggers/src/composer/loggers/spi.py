@@ -40,35 +40,33 @@ Example:
 
 from __future__ import annotations
 
-import atexit
 import copy
 import logging
 import math
 import os
 import shutil
-import sys
 import tempfile
 import threading
 import time
 import warnings
-import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, wait
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 
-from composer.core.deferred_value import _UNSET, DeferredValue, _Copy
+from composer.core.deferred_value import DeferredValue, HostCopy
 from composer.core.logging import LoggerDestination, format_log_data_value
+from composer.utils.delivery import DeliveryDeadline as DeliveryDeadline
+from composer.utils.delivery import call_at_exit as call_at_exit
+from composer.utils.delivery import call_in_time as call_in_time
 from composer.utils.numbers import check_finite
-from composer.utils.retrying import DeliveryDeadline
 
 if TYPE_CHECKING:
     from composer.core.logging import Logger
@@ -76,7 +74,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
 Image = np.ndarray | torch.Tensor
 ImageCopy = Callable[[], np.ndarray]
 """A copy of an array that may still be in progress; calling it waits for the copy and returns it."""
@@ -136,7 +133,7 @@ class Sender:
         interval: Seconds between two wake-ups of the thread.
         capacity: Size of the queue in KiB, approximately: eight metrics count as one, arrays by their size.
         timeout: How many seconds `flush`, `close` and the end of the process wait in total for a service that fails or
-            hangs, or a deadline that is shared with other services; see `composer.utils.retrying.DeliveryDeadline`.
+            hangs, or a deadline that is shared with other services; see `composer.utils.delivery.DeliveryDeadline`.
             Each record that arrives counts as progress.
         kept: Returns a sentence that says where undelivered data is stored; None if it is lost.
 
@@ -483,46 +480,29 @@ class _PendingValue:
     The training thread reads the same `DeferredValue` for other loggers, so the sending thread never touches one.
     """
 
-    __slots__ = ("as_float", "copy", "failure", "index", "number", "value")
+    __slots__ = ("failure", "reader", "value")
 
     def __init__(self, value: DeferredValue) -> None:
         self.value: DeferredValue | None = value
-        self.as_float = value._compute is None
-        self.copy: _Copy | None = None
-        self.index: int | None = None
-        self.number: Any = None
+        self.reader: Callable[[], Any] | None = None
         self.failure: Exception | None = None
-        result = value._result
-        if value._copy is not None or (isinstance(result, torch.Tensor) and result.numel() != 1):
-            self.locate()
 
     def locate(self) -> None:
-        """Remember which copy holds the number, and release the `DeferredValue`."""
-        value = self.value
-        if value is None:
+        """Start the copy to the host unless it runs already, and release the `DeferredValue`."""
+        if self.value is None:
             return
-        if value._number is not _UNSET:
-            self.number = value._number
-        elif value._copy is not None:
-            self.copy, self.index = value._copy
-        else:
-            try:
-                self.copy = _Copy(value._result)
-            except Exception as error:  # noqa: BLE001 - the training thread gets it when it waits for the device
-                self.failure = error
+        try:
+            self.reader = self.value.reader()
+        except Exception as error:  # noqa: BLE001 - the training thread gets it when it waits for the device
+            self.failure = error
         self.value = None
 
     def read(self) -> Any:
         """Return the number, or an array. Waits for the copy, and raises if it failed."""
         if self.failure is not None:
             raise self.failure
-        if self.copy is None:
-            number = self.number
-        elif self.index is None:
-            return np.array(self.copy.numbers)
-        else:
-            number = self.copy.numbers[self.index]
-        return float(number) if self.as_float else number
+        assert self.reader is not None, "values are located before their record is sent"
+        return self.reader()
 
 
 def _snapshot(value: Any, pending: list[_PendingValue], arrays: list[Any]) -> Any:
@@ -552,8 +532,9 @@ def _snapshot(value: Any, pending: list[_PendingValue], arrays: list[Any]) -> An
             arrays.append(plain)
         return plain
     pending_value = _PendingValue(value)
-    if pending_value.copy is not None and pending_value.index is None:
-        arrays.append(value._result)
+    if value.tensor is not None and value.tensor.numel() != 1:
+        arrays.append(value.tensor)
+        pending_value.locate()
     pending.append(pending_value)
     return pending_value
 
@@ -656,7 +637,7 @@ def start_copy(value: Image) -> ImageCopy:
     if tensor.device.type == "cpu":
         host = tensor.clone()
         return host.numpy
-    copied = _Copy(tensor)
+    copied = HostCopy(tensor)
     return lambda: copied.wait().numpy()
 
 
@@ -801,36 +782,6 @@ def report_failure(name: str, failure: Exception, on_error: str) -> None:
     )
 
 
-def call_in_time(call: Callable[[], T], timeout: float, what: str) -> T:
-    """Call a function of a service in a thread, and stop waiting for it after a timeout.
-
-    Args:
-        call: The function.
-        timeout: In seconds.
-        what: What the function does, for the message.
-
-    Raises:
-        TimeoutError: It took too long.
-        BaseException: The exception that the function raised.
-    """
-    result: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            result.set_result(call())
-        except BaseException as error:  # noqa: BLE001 - raised below
-            result.set_exception(error)
-
-    thread = threading.Thread(target=run, name="composer-call", daemon=True)
-    try:
-        thread.start()
-    except RuntimeError:  # the interpreter is shutting down
-        return call()
-    if not wait([result], timeout).done:
-        raise TimeoutError(f"{what} has not ended in {timeout:.3g} seconds. Is the service reachable?")
-    return result.result()
-
-
 def end_in_time(end: Callable[[float], object], deadline: DeliveryDeadline, what: str, grace: float = 0.0) -> None:
     """End a run of a service within the time that its deadline leaves, but at least a tenth of the timeout.
 
@@ -851,32 +802,6 @@ def end_in_time(end: Callable[[float], object], deadline: DeliveryDeadline, what
     except TimeoutError:
         deadline.record_timeout(since)
         raise
-
-
-def call_at_exit(method: Callable[[], None]) -> None:
-    """Call a method when the process ends, unless its object has been collected by then.
-
-    It runs before the functions registered with `atexit`: a client that is imported later would close itself before
-    those, and all thread pools have ended by then. `threading._register_atexit`, which allows this, is not public;
-    without it `atexit` is used. What was registered last runs first. An exception is printed.
-
-    Args:
-        method: A bound method. Its object is referenced weakly.
-    """
-    import concurrent.futures.thread  # noqa: F401 - so that its own exit function is registered before ours
-
-    reference = weakref.WeakMethod(method)
-
-    def call() -> None:
-        alive = reference()
-        if alive is not None:
-            try:
-                alive()
-            except Exception:  # noqa: BLE001 - Python would skip the functions that come after this one
-                sys.excepthook(*sys.exc_info())
-
-    register = getattr(threading, "_register_atexit", atexit.register)
-    register(call)
 
 
 def _on_fork() -> None:

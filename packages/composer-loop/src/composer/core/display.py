@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from composer.core.time import Time
+from composer.core.types import MetricDict, shown_value
+from composer.core.types import number as number
 from composer.utils.html import details, table
 
 if TYPE_CHECKING:
@@ -16,7 +18,6 @@ if TYPE_CHECKING:
     from composer.core.state import State
 
 _MAX_METRICS = 20  # rows
-_MAX_TEXT = 200  # characters of a value
 _PLAIN = (bool, int, float, str, Time)
 
 
@@ -66,6 +67,11 @@ def call_of(made: object) -> str:
     return f"{type(made).__name__}({', '.join(given)})" if given else type(made).__name__
 
 
+def html_of_metrics(metrics: MetricDict) -> str:
+    """Return a table of metrics as HTML."""
+    return table("Metrics", [(name, shown_value(metric)) for name, metric in metrics.items()])
+
+
 def html_of_plan(plan: Plan) -> str:
     """Return a table of a plan as HTML: what acts at each event, in which order and why.
 
@@ -88,23 +94,6 @@ def html_of_plan(plan: Plan) -> str:
     return shown + (details("In the order of the lists", listed) if listed else "") + notes
 
 
-class MetricDict(dict[str, Any]):
-    """Metrics by name, or by label and name. Printed, it shows the values that the metrics computed last.
-
-    Printing computes nothing: with several ranks that would wait for the others.
-
-    Example:
-        >>> MetricDict(eval={"Loss": torch.tensor(0.25)})
-        {'eval': {'Loss': 0.25}}
-    """
-
-    def __repr__(self) -> str:
-        return f"{{{', '.join(f'{name!r}: {_value_of(metric)}' for name, metric in self.items())}}}"
-
-    def _repr_html_(self) -> str:
-        return table("Metrics", [(name, _value_of(metric)) for name, metric in self.items()])
-
-
 def _rows_of_state(state: State) -> Iterator[tuple[str, Any]]:
     now = state.timestamp
     end = "" if state.max_duration is None else f" of {state.max_duration}"
@@ -125,24 +114,3 @@ def _rows_of_state(state: State) -> Iterator[tuple[str, Any]]:
     metrics |= {f"eval/{name}": value for name, value in state.eval_metric_values.items()}
     for name, value in list(metrics.items())[:_MAX_METRICS]:
         yield name, number(value)
-
-
-def _value_of(metric: Any) -> str:
-    if isinstance(metric, dict):
-        return repr(MetricDict(metric))
-    computed = getattr(metric, "_computed", metric)  # of torchmetrics, until the next update
-    return "not computed" if computed is None else number(computed)
-
-
-def number(value: Any) -> str:
-    """Format a number, or a tensor of one number, with four significant digits; anything else with `str`, shortened.
-
-    Example:
-        >>> number(0.123456)
-        '0.1235'
-    """
-    try:
-        return f"{float(value):.4g}"
-    except (TypeError, ValueError):  # not a number, or several
-        text = str(value)
-        return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]} ..."

@@ -9,9 +9,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar
 
 from composer.core.data_spec import DataSpec, check_microbatch_size, ensure_data_spec
-from composer.core.display import MetricDict
 from composer.core.event import Event
 from composer.core.time import Time, TimeUnit, ensure_time
+from composer.core.types import MetricDict
 from composer.utils.interval_scheduler import check_interval_function, create_interval_scheduler
 from composer.utils.numbers import plain_int, plain_number
 

@@ -1,81 +1,17 @@
-"""Retry operations that fail temporarily."""
+"""Wait for services at the end of a run: uploads and loggers that may fail or hang."""
 
 from __future__ import annotations
 
-import functools
-import inspect
-import random
+import atexit
+import sys
+import threading
 import time
+import weakref
 from collections.abc import Callable
-from typing import Any, TypeVar, overload
+from concurrent.futures import Future, wait
+from typing import TypeVar
 
-TCallable = TypeVar("TCallable", bound=Callable[..., Any])
-ExceptionTypes = type[Exception] | tuple[type[Exception], ...]
-
-_JITTER = random.SystemRandom()  # jitter must not advance the seeded generator of the run
-
-
-@overload
-def retry(
-    exc_class: ExceptionTypes = ...,
-    num_attempts: int = ...,
-    initial_backoff: float = ...,
-    max_jitter: float = ...,
-) -> Callable[[TCallable], TCallable]: ...
-
-
-@overload
-def retry(exc_class: TCallable) -> TCallable: ...
-
-
-def retry(
-    exc_class: Any = Exception, num_attempts: int = 3, initial_backoff: float = 1.0, max_jitter: float = 0.5
-) -> Any:
-    """Decorate a function so that it is called again after an exception; used as `@retry` or `@retry(...)`.
-
-    After attempt i (from 0) there is a pause of `initial_backoff * 2**i` seconds plus a random jitter. If the function
-    has a parameter `retry_index`, it gets i.
-
-    Args:
-        exc_class: The exceptions to retry after. Other exceptions, and that of the last attempt, are raised.
-        num_attempts: The maximum number of calls, at least 1.
-        initial_backoff: The length of the first pause in seconds.
-        max_jitter: The maximum jitter in seconds.
-
-    Raises:
-        ValueError: `num_attempts` is below 1.
-
-    Example:
-        >>> @retry(KeyError, num_attempts=3, initial_backoff=0, max_jitter=0)
-        ... def flaky(retry_index=0):
-        ...     return {2: "third time"}[retry_index]
-        >>> flaky()
-        'third time'
-    """
-    if num_attempts < 1:
-        raise ValueError(f"`num_attempts` must be at least 1, got {num_attempts!r}.")
-
-    is_configured = isinstance(exc_class, (type, tuple))
-    retried = exc_class if is_configured else Exception
-
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        takes_index = "retry_index" in inspect.signature(function).parameters
-
-        @functools.wraps(function)
-        def attempt(*args: Any, **kwargs: Any) -> Any:
-            for index in range(num_attempts):
-                if takes_index:
-                    kwargs["retry_index"] = index
-                try:
-                    return function(*args, **kwargs)
-                except retried:
-                    if index == num_attempts - 1:
-                        raise
-                    time.sleep(initial_backoff * 2**index + _JITTER.random() * max_jitter)
-
-        return attempt
-
-    return decorate if is_configured else decorate(exc_class)
+T = TypeVar("T")
 
 
 class DeliveryDeadline:
@@ -156,3 +92,58 @@ class DeliveryDeadline:
         if self._failing_since is not None:
             begin = min(begin, self._failing_since)
         return begin + self.timeout - time.monotonic()
+
+
+def call_in_time(call: Callable[[], T], timeout: float, what: str) -> T:
+    """Call a function of a service in a thread, and stop waiting for it after a timeout.
+
+    Args:
+        call: The function.
+        timeout: In seconds.
+        what: What the function does, for the message.
+
+    Raises:
+        TimeoutError: It took too long.
+        BaseException: The exception that the function raised.
+    """
+    result: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(call())
+        except BaseException as error:  # noqa: BLE001 - raised below
+            result.set_exception(error)
+
+    thread = threading.Thread(target=run, name="composer-call", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:  # the interpreter is shutting down
+        return call()
+    if not wait([result], timeout).done:
+        raise TimeoutError(f"{what} has not ended in {timeout:.3g} seconds. Is the service reachable?")
+    return result.result()
+
+
+def call_at_exit(method: Callable[[], None]) -> None:
+    """Call a method when the process ends, unless its object has been collected by then.
+
+    It runs before the functions registered with `atexit`: a client that is imported later would close itself before
+    those, and all thread pools have ended by then. `threading._register_atexit`, which allows this, is not public;
+    without it `atexit` is used. What was registered last runs first. An exception is printed.
+
+    Args:
+        method: A bound method. Its object is referenced weakly.
+    """
+    import concurrent.futures.thread  # noqa: F401 - so that its own exit function is registered before ours
+
+    reference = weakref.WeakMethod(method)
+
+    def call() -> None:
+        alive = reference()
+        if alive is not None:
+            try:
+                alive()
+            except Exception:  # noqa: BLE001 - Python would skip the functions that come after this one
+                sys.excepthook(*sys.exc_info())
+
+    getattr(threading, "_register_atexit", atexit.register)(call)

@@ -20,6 +20,7 @@ from torch.utils.data.distributed import DistributedSampler
 from composer.core.types import Batch
 from composer.utils import dist
 from composer.utils.batch_helpers import fields_of, is_batch_dataclass, with_fields
+from composer.utils.iter_helpers import length_of as length_of
 from composer.utils.numbers import plain_int, plain_number
 
 _PRIMITIVES = (bool, int, float, str)
@@ -509,18 +510,6 @@ def _has_arrays(batch: Any) -> bool:
 
 
 # ---- pipelines of WebDataset
-
-
-def length_of(sized: Any) -> int | None:
-    """Return the length of a loader or dataset; None if it has none.
-
-    Args:
-        sized: The loader or dataset. The length of a torch loader is that of its dataset, which may have none.
-    """
-    try:
-        return len(sized)
-    except (TypeError, NotImplementedError):
-        return None
 
 
 def is_endless(dataloader: Any) -> bool:

@@ -12,11 +12,11 @@ from typing import Any, Literal
 
 import torch
 
-from composer.core._registry import load
 from composer.core.types import Batch
 from composer.loss.utils import check_for_index_targets, ignored_label, loss_for, loss_setting
 from composer.models.base import ComposerModel
 from composer.utils.batch_helpers import batch_get, fields_of, find_part, is_batch_dataclass
+from composer.utils.import_helpers import load_registered
 
 _PREFIX, _LOSS = "module.", "loss_fn."
 _TORCH_LOSS = torch.nn.modules.loss._Loss  # losses of torch: their settings are not trained
@@ -463,7 +463,7 @@ def as_composer_model(
         return ModuleWithLoss(module, loss, metrics, input_key=input_key, target_key=target_key)
     for package in dict.fromkeys(kind.__module__.partition(".")[0] for kind in type(module).__mro__):
         try:
-            wrapper = load(_WRAPPERS, package)
+            wrapper = load_registered(_WRAPPERS, package)
         except AttributeError:
             continue
         if input_key is not None or target_key is not None:

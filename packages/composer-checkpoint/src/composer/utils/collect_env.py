@@ -6,10 +6,8 @@
 from __future__ import annotations
 
 import os
-import platform
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from importlib.metadata import distribution
 from json import loads
 from types import TracebackType
@@ -18,6 +16,7 @@ from typing import IO, Any, NamedTuple
 import torch
 
 from composer.utils import dist
+from composer.utils.misc import cpu_model
 
 _DISTRIBUTION = "composer-core"
 
@@ -132,16 +131,6 @@ def _commit_hash() -> str | None:
     origin = distribution(_DISTRIBUTION).read_text("direct_url.json")
     commit: str | None = loads(origin or "{}").get("vcs_info", {}).get("commit_id")
     return commit
-
-
-def cpu_model() -> str:
-    """Return the name of the processor."""
-    with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as listing:  # Linux only
-        for line in listing:
-            key, _, value = line.partition(":")
-            if key.strip() == "model name":
-                return value.strip()
-    return platform.processor() or platform.machine()
 
 
 if __name__ == "__main__":
