@@ -20,24 +20,20 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from composer.checkpoint import FolderInUseError
 from composer.checkpoint import lease as leases
-from composer.checkpoint.lease import Lease, folder_lease, remote_lease
+from composer.checkpoint.lease import Lease
 from composer.checkpoint.storage import Storage, storage_of
 
 NAME = ".composer.owner"
 PROGRAM = """
 import multiprocessing, sys, time
-from composer.checkpoint.lease import FolderInUseError, folder_lease, remote_lease
-from composer.checkpoint.storage import storage_of
+from composer.checkpoint.lease import FolderInUseError, Lease
 for line in sys.stdin:
     what, *where = line.split()
     answer = what
     try:
         if what == "take":
-            where = where[0]
-            make = folder_lease if "://" not in where else lambda *names: remote_lease(storage_of(where), *names)
-            lease = make(where, "run", "ep{epoch}.pt")
-            while not lease.try_acquire():
-                time.sleep(0.01)
+            lease = Lease(where[0], "run", "ep{epoch}.pt")
+            lease.acquire()
         elif what == "fork":
             multiprocessing.get_context("fork").Process(target=time.sleep, args=(10,), daemon=True).start()
         elif what == "save":
@@ -95,15 +91,12 @@ def _clean_memory() -> Iterator[None]:
 @pytest.fixture(params=["folder", "store"])
 def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Storage:
     """A folder on a disk, and one in a store; `_lease_in` makes a lease on it."""
-    monkeypatch.setattr(leases, "_SETTLE_SECONDS", 0.0)
+    monkeypatch.setattr(leases, "_POLL_SECONDS", 0.01)
     return storage_of(str(tmp_path) if request.param == "folder" else "memory://bucket/run")
 
 
 def _lease_in(store: Storage) -> Lease:
-    where = store.uri(NAME).rpartition("/")[0]
-    if where.startswith("file:"):
-        return folder_lease(where.removeprefix("file://"), "run", "ep{epoch}.pt")
-    return remote_lease(store, where, "run", "ep{epoch}.pt")
+    return Lease(store.uri(NAME).rpartition("/")[0].removeprefix("file://"), "run", "ep{epoch}.pt")
 
 
 def _write_of_other_host(store: Storage, seconds_ago: float, **more: Any) -> None:
@@ -132,7 +125,7 @@ def test_a_suspended_run_is_in_use(launches: list[Launch], tmp_path: Path) -> No
     os.kill(first.process.pid, signal.SIGSTOP)
     rule = rf"the run 'run' on host '.+' \(process {first.process.pid}, since .+\) saves there, last renewed \d+ s"
     with pytest.raises(FolderInUseError, match=rule):
-        folder_lease(str(tmp_path), "run", "ep{epoch}.pt").try_acquire()
+        Lease(str(tmp_path), "run", "ep{epoch}.pt").acquire()
     os.kill(first.process.pid, signal.SIGCONT)
 
     assert "save" == first.ask("save")
@@ -154,16 +147,16 @@ def test_of_two_simultaneous_relaunches_of_a_killed_run_exactly_one_wins(
 
 def test_a_lease_without_an_owner_on_this_host_is_taken_over_at_once(store: Storage) -> None:
     lease = _lease_in(store)
-    assert lease.try_acquire()
+    lease.acquire()
     del lease
     gc.collect()  # errors of a store's client keep frames alive
 
-    assert _lease_in(store).try_acquire()
+    _lease_in(store).acquire()
 
 
 def test_a_run_whose_lease_was_taken_over_saves_nothing_more(store: Storage) -> None:
     lease = _lease_in(store)
-    assert lease.try_acquire()
+    lease.acquire()
     lease.check(saving=True)
     _write_of_other_host(store, 0)
 
@@ -179,32 +172,31 @@ def test_a_lease_of_another_host_is_taken_over_once_it_is_silent(
     _write_of_other_host(store, leases.STALE_SECONDS + 1)
     lease = _lease_in(store)
 
-    assert lease.try_acquire()
+    lease.acquire()
     assert "'theirs' on host 'elsewhere' (process 7, since 1970" in caplog.text
     lease.release()
     assert [] == store.find()
 
 
-def test_a_lease_of_another_host_is_respected_once_it_is_renewed(store: Storage) -> None:
+def test_a_lease_of_another_host_is_respected_once_it_is_renewed(
+    store: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _write_of_other_host(store, 30)
-    lease = _lease_in(store)
-    assert not lease.try_acquire()
-    _write_of_other_host(store, 0)
+    monkeypatch.setattr(leases.time, "sleep", lambda seconds: _write_of_other_host(store, 0))
 
     with pytest.raises(FolderInUseError, match="the run 'theirs' on host 'elsewhere'"):
-        lease.try_acquire()
+        _lease_in(store).acquire()
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"renewed": 1e12}'])
 def test_a_record_without_a_usable_time_is_watched(
-    content: str, store: Storage, monkeypatch: pytest.MonkeyPatch
+    content: str, store: Storage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     store.write_text(NAME, content)
-    lease = _lease_in(store)
-    assert not lease.try_acquire()
-    monkeypatch.setattr(leases, "STALE_SECONDS", -1e13)
+    monkeypatch.setattr(leases, "STALE_SECONDS", 0.05)
+    _lease_in(store).acquire()
 
-    assert lease.try_acquire()
+    assert "This process cannot tell whether that run is alive" in caplog.text
 
 
 def test_a_lock_that_another_host_holds_is_awaited_and_respected(
@@ -212,13 +204,17 @@ def test_a_lock_that_another_host_holds_is_awaited_and_respected(
 ) -> None:
     """On a file server with common locks, which keeps those of a host that has died for a while."""
     _write_of_other_host(storage_of(str(tmp_path)), 30)
-    with FileLock(tmp_path / ".composer.lock"):
-        lease = folder_lease(str(tmp_path), "run", "ep{epoch}.pt")
-        assert not lease.try_acquire()
-        monkeypatch.setattr(leases, "STALE_SECONDS", 0.0)
-        with pytest.raises(FolderInUseError, match=r"'elsewhere'.+if its host is gone, remove '.+\.composer\.lock'"):
-            lease.try_acquire()
-    assert lease.try_acquire()
+    lock = FileLock(tmp_path / ".composer.lock")
+    lock.acquire()
+    monkeypatch.setattr(leases, "STALE_SECONDS", 0.0)
+    lease = Lease(str(tmp_path), "run", "ep{epoch}.pt")
+    with pytest.raises(FolderInUseError, match=r"'elsewhere'.+if its host is gone, remove '.+\.composer\.lock'"):
+        lease.acquire()
+    monkeypatch.setattr(leases, "STALE_SECONDS", 120.0)
+    monkeypatch.setattr(leases.time, "sleep", lambda seconds: lock.release())
+    _write_of_other_host(storage_of(str(tmp_path)), 119.9)
+
+    lease.acquire()
 
 
 def test_without_locks_in_the_file_system_the_record_decides(store: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,20 +223,20 @@ def test_without_locks_in_the_file_system_the_record_decides(store: Storage, mon
 
     monkeypatch.setattr(FileLock, "acquire", fail)
     first = _lease_in(store)
-    assert first.try_acquire()
+    first.acquire()
     leases._HELD.clear()  # as in another process
     second = _lease_in(store)
-    assert not second.try_acquire()
-    first.check(saving=True)
-    with pytest.raises(FolderInUseError, match="the run 'run'"):
-        second.try_acquire()
+    with monkeypatch.context() as patched:
+        patched.setattr(leases.time, "sleep", lambda seconds: first.check(saving=True))
+        with pytest.raises(FolderInUseError, match="the run 'run'"):
+            second.acquire()
     first.release()
-    assert second.try_acquire()
+    second.acquire()
 
 
 def test_a_record_that_somebody_removed_is_made_again(store: Storage) -> None:
     lease = _lease_in(store)
-    assert lease.try_acquire()
+    lease.acquire()
     store.delete(NAME)
     lease.check(saving=True)
 
@@ -250,18 +246,16 @@ def test_a_record_that_somebody_removed_is_made_again(store: Storage) -> None:
 def test_a_store_that_removes_nothing_keeps_a_record_that_blocks_nobody(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(leases, "_SETTLE_SECONDS", 0.0)
-    store = storage_of("memory://bucket/run")
-
-    def refuse(name: str) -> None:
+    def refuse(self: Storage, name: str) -> None:
         raise PermissionError(name)
 
-    store.delete = refuse  # type: ignore[method-assign]
+    store = storage_of("memory://bucket/run")
+    monkeypatch.setattr(Storage, "delete", refuse)
     with caplog.at_level(logging.WARNING):
         for host in ("one", "other"):
             monkeypatch.setattr(leases.socket, "gethostname", lambda host=host: host)
             lease = _lease_in(store)
-            assert lease.try_acquire()
+            lease.acquire()
             lease.release()
     assert [NAME] == store.find()
     assert "" == caplog.text
@@ -269,13 +263,13 @@ def test_a_store_that_removes_nothing_keeps_a_record_that_blocks_nobody(
 
 def test_within_one_process_only_an_active_lease_excludes_another(store: Storage) -> None:
     first, second = _lease_in(store), _lease_in(store)
-    assert first.try_acquire()
+    first.acquire()
     first.active = True
     with pytest.raises(FolderInUseError, match="another Trainer of this process"):
-        second.try_acquire()
+        second.acquire()
     first.active = False
-    assert second.try_acquire()
+    second.acquire()
 
     with pytest.raises(FolderInUseError, match="another Trainer of this process has taken over"):
         first.check()
-    assert first.try_acquire()
+    first.acquire()

@@ -92,15 +92,16 @@ def test_what_was_downloaded_goes_when_it_is_loaded(
 def test_what_is_not_uploaded_yet_stays_if_the_process_is_killed(
     make_trainer: MakeTrainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trainer = trainer_of(make_trainer, f"memory://{secrets.token_hex(4)}", save_interval="1ba")
-    marker, found = Path(trainer._checkpoint_saver._scratch_folder()) / UNDELIVERED, []
+    found: list[bool] = []
     upload = Storage.upload
 
     def look(*args: Any, **kwargs: Any) -> Any:
         found.append(marker.exists())
         return upload(*args, **kwargs)
 
-    monkeypatch.setattr(Storage, "upload", look)
+    monkeypatch.setattr(Storage, "upload", look)  # before the uploader binds it
+    trainer = trainer_of(make_trainer, f"memory://{secrets.token_hex(4)}", save_interval="1ba")
+    marker = Path(trainer._checkpoint_saver._scratch_folder()) / UNDELIVERED
     trainer.fit()
 
     assert len(found) >= 8

@@ -4,15 +4,8 @@ A lock of the operating system keeps other processes of this host out. It ends w
 from a dead one at once. A record, a small file in the folder, names the run, its host and process, and when the run has
 last renewed it, which it does as it trains. It serves launches that the lock does not reach: those on other hosts, if
 their shared file system has no common locks, and on remote stores, whose lock is in the temporary folder of a host.
-
-A launch finds one of these:
-
-- The lock is held on this host: the folder is in use.
-- The lock is free, and the record was written under this lock: its process has ended, and is replaced at once.
-- Otherwise only the record tells. The launch waits until it is renewed (the folder is in use), or has not been for
-  `STALE_SECONDS` by the clocks of the two hosts or while the launch waited (it is taken over, with a warning).
-
-A run that continues after its lease was taken over raises an error at its next batch or save.
+Such a launch waits until the record is renewed (the folder is in use), or has not been for `STALE_SECONDS` (the folder
+is taken over). A run that continues after its lease was taken over raises an error at its next batch or save.
 """
 
 from __future__ import annotations
@@ -35,14 +28,15 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from composer.checkpoint.durable import replacing
-from composer.checkpoint.storage import Storage, without_password
+from composer.checkpoint.storage import storage_of, without_password
 from composer.core import ComposerError
+from composer.utils import is_uri
 
 log = logging.getLogger(__name__)
 
 RENEW_SECONDS = 30.0
 STALE_SECONDS = 120.0  # a file server keeps the locks of a dead host for up to 90 s (NFS 4)
-_SETTLE_SECONDS = 1.0  # until the write of a competitor is visible
+_POLL_SECONDS = 1.0
 _PATIENCE_SECONDS = 5.0  # to wait for a store that hangs
 _RELEASED = 0  # the time in a record that cannot be removed
 
@@ -52,37 +46,44 @@ class FolderInUseError(ComposerError, RuntimeError):
 
 
 class Lease:
-    """The exclusive right of a run to save to a folder. Create it with `folder_lease` or `remote_lease`.
+    """The exclusive right of a run to save to a folder.
 
     Args:
-        storage: The folder.
-        where: The folder, for messages.
+        where: The folder, a path or a URI; created if necessary when the lease is taken.
         run_name: The run.
-        name: The name of the record.
-        lock: The path of the lock file.
+        files: The pattern of the files that the run writes there. If it holds `{run_name}`, only runs of the same name
+            exclude each other.
 
     Attributes:
         active: True if its run is training. Within one process, only an active lease excludes another run: a notebook
             may create a new Trainer without closing the old one.
     """
 
-    def __init__(self, storage: Storage | _LocalFolder, where: str, run_name: str, name: str, lock: Path) -> None:
-        self.storage, self.where, self.run_name, self.name = storage, without_password(where), run_name, name
-        self.active = False
+    def __init__(self, where: str, run_name: str, files: str) -> None:
+        self.where, self.run_name, self.active = without_password(where), run_name, False
+        name = ".composer"
+        if "{run_name}" in files:
+            name += f"-{hashlib.sha256(run_name.encode()).hexdigest()[:12]}"
+        self.name = f"{name}.owner"
+        if is_uri(where):
+            self._folder: Any = storage_of(where)
+            key = hashlib.sha256(f"{self.where}/{self.name}".encode()).hexdigest()[:16]
+            lock = Path(tempfile.gettempdir()) / f"composer-{key}.lock"
+        else:
+            self._folder = _LocalFolder(Path(os.path.realpath(where)))
+            lock = self._folder.path / f"{name}.lock"
         # Any thread may release it. Where the file system has no locks, the record decides, not filelock's substitute.
         self._lock = FileLock(lock, thread_local=False, fallback_to_soft=False)
         self._record: dict[str, Any] | None = None  # None: not held
         self._lost: str | None = None  # who took it over
-        self._waiting: tuple[dict[str, Any], float] | None = None  # the first record that was read, and when
         self._renewed = 0.0
         self._renewal: threading.Thread | None = None
         self._writing = threading.Lock()  # a late renewal must not write again what `release` has removed
 
-    def try_acquire(self) -> bool:
+    def acquire(self) -> None:
         """Take the lease, or take it over from an owner that is gone.
 
-        Returns:
-            True if it is held now. False: the owner may be gone; try again in a second.
+        This waits for up to `STALE_SECONDS` while nobody can tell whether an owner on another host is alive.
 
         Raises:
             FolderInUseError: Another run uses the folder.
@@ -90,7 +91,7 @@ class Lease:
         """
         if self._record is not None:
             self.check()
-            return True
+            return
         other = _HELD.get(self._lock.lock_file)
         if other is not None and other._record is not None:
             if other.active:
@@ -98,12 +99,63 @@ class Lease:
                 raise FolderInUseError(self._refusal(other._record, advice))
             other.release()
             other._lost = "another Trainer of this process"
-        locked = self._try_lock()
+        host = socket.gethostname()
+        own: dict[str, Any] = {"run_name": self.run_name, "host": host, "pid": os.getpid(), "since": time.time()}
+        own["token"] = secrets.token_hex(8)
         try:
-            return self._try_take(locked)
+            found, locked = self._wait_for_owner(host)
+            own["renewed"], own["lock"] = time.time(), self._identify_lock(host) if locked else None
+            # Where a file cannot be created exclusively (None), the last of two simultaneous launches wins, and the
+            # other one finds that out at its first save.
+            created = None if found is not None else self._folder.write_new_text(self.name, json.dumps(own))
+            if created is False:
+                raise FolderInUseError(self._refusal(self._read() or {}))
+            if created is None:
+                self._write(own)
         except BaseException:
             self._lock.release()
             raise
+        self._record, self._lost, self._renewed = own, None, time.monotonic()
+        _HELD[self._lock.lock_file] = self
+
+    def _wait_for_owner(self, host: str) -> tuple[dict[str, Any] | None, bool]:
+        """Wait until the owner is known to be gone; return its record, if any, and True if this process has the lock.
+
+        Raises:
+            FolderInUseError: The owner is alive.
+        """
+        first: dict[str, Any] | None = None  # the record that this launch waits for
+        began = time.monotonic()
+        while True:
+            locked, found = self._try_lock(), self._read()
+            record = found or {}
+            if locked is False and record.get("host") == host:
+                raise FolderInUseError(self._refusal(record))
+            if found is None and locked is not False:
+                return None, bool(locked)
+            if locked and record.get("lock") == self._identify_lock(host):
+                log.info("Took over %s from a run that has ended: %s.", self.where, _describe(record))
+                return found, True
+            if first is not None and record != first:
+                raise FolderInUseError(self._refusal(record))
+            if max(_age(record), time.monotonic() - began) > STALE_SECONDS:
+                if locked is False:
+                    advice = f"Wait until it ends; if its host is gone, remove {self._lock.lock_file!r}"
+                    raise FolderInUseError(self._refusal(record, advice))
+                if record.get("renewed") != _RELEASED:
+                    log.warning(
+                        "Taking over %s from %s, which has not renewed its lease for %.0f seconds. If it still runs, "
+                        "it stops at its next batch or save.", self.where, _describe(record), STALE_SECONDS,
+                    )  # fmt: skip
+                return found, bool(locked)
+            if first is None:
+                first = record
+                log.warning(
+                    "%s was in use %.0f s ago by %s. This process cannot tell whether that run is alive: waiting up to "
+                    "%.0f seconds for it to renew its lease, and taking the folder over if it does not.",
+                    self.where, _age(record), _describe(record), STALE_SECONDS - max(_age(record), 0.0),
+                )  # fmt: skip
+            time.sleep(_POLL_SECONDS)
 
     def _try_lock(self) -> bool | None:
         """Return True if this process holds the lock, False if another does, None if the file system has no locks."""
@@ -117,62 +169,10 @@ class Lease:
             return None
         return True
 
-    def _try_take(self, locked: bool | None) -> bool:
-        found, host = self._read(), socket.gethostname()
-        record = found or {}
-        if locked is False and record.get("host") == host:
-            raise FolderInUseError(self._refusal(record))
-        file = os.stat(self._lock.lock_file) if locked else None
-        own = {
-            "run_name": self.run_name,
-            "host": host,
-            "pid": os.getpid(),
-            "since": time.time(),
-            "renewed": time.time(),
-            # Containers may share the name of a host, but not its temporary folder.
-            "lock": None if file is None else f"{host} {file.st_dev} {file.st_ino}",
-            "token": secrets.token_hex(8),
-        }
-        taken: bool | None = None
-        if found is None and locked is not False:
-            taken = self.storage.write_new_text(self.name, json.dumps(own))
-        elif locked and record.get("lock") == own["lock"]:
-            self._write(own)
-            taken = True
-            log.info("Took over %s from a run that has ended: %s.", self.where, _describe(record))
-        elif not self._is_silent(record):
-            return False
-        elif locked is False:
-            advice = f"Wait until it ends; if its host is gone, remove {self._lock.lock_file!r}"
-            raise FolderInUseError(self._refusal(record, advice))
-        elif record.get("renewed") != _RELEASED:
-            log.warning(
-                "Taking over %s from %s, which has not renewed its lease for %.0f seconds. If it still runs, it stops "
-                "at its next batch or save.", self.where, _describe(record), STALE_SECONDS,
-            )  # fmt: skip
-        if taken is None:  # nothing keeps a competitor from doing the same now: the last one wins
-            self._write(own)
-            time.sleep(_SETTLE_SECONDS)
-            taken = (self._read() or {}).get("token") == own["token"]
-        if taken:
-            self._record, self._lost, self._waiting, self._renewed = own, None, None, time.monotonic()
-            _HELD[self._lock.lock_file] = self
-        return taken
-
-    def _is_silent(self, record: dict[str, Any]) -> bool:
-        """Return True if a record was not renewed for a long time; raise if it was renewed since the last call."""
-        now, age = time.monotonic(), _age(record)
-        if self._waiting is None:
-            self._waiting = record, now
-            if age <= STALE_SECONDS:
-                log.warning(
-                    "%s was in use %.0f s ago by %s. This process cannot tell whether that run is alive: waiting up to "
-                    "%.0f seconds for it to renew its lease, and taking the folder over if it does not.",
-                    self.where, age, _describe(record), STALE_SECONDS - max(age, 0.0),
-                )  # fmt: skip
-        elif record != self._waiting[0]:
-            raise FolderInUseError(self._refusal(record))
-        return max(age, now - self._waiting[1]) > STALE_SECONDS
+    def _identify_lock(self, host: str) -> str:
+        """Identify the lock file: containers may share the name of a host, but not its temporary folder."""
+        file = os.stat(self._lock.lock_file)
+        return f"{host} {file.st_dev} {file.st_ino}"
 
     def _refusal(self, record: dict[str, Any], advice: str = "") -> str:
         advice = advice or f"Wait until it ends, stop it (`kill {record.get('pid')}` on {record.get('host')})"
@@ -204,31 +204,28 @@ class Lease:
             )
 
     def _renew(self) -> None:
-        with self._writing:
+        # If the folder cannot be read or written, the save says so.
+        with self._writing, suppress(Exception):
             own = self._record
             if own is None:
                 return
-            try:
-                record = self._read()
-                if record is None or record.get("token") == own["token"]:
-                    self._write({**own, "renewed": time.time()})
-                else:
-                    self._record, self._lost = None, _describe(record)
-            except Exception as error:  # noqa: BLE001 - if the folder is broken, the save says so
-                log.debug("The lease on %s was not renewed: %s", self.where, error)
+            record = self._read()
+            if record is None or record.get("token") == own["token"]:
+                self._write({**own, "renewed": time.time()})
+            else:
+                self._record, self._lost = None, _describe(record)
 
     def release(self) -> None:
         """Release the lease, waiting some seconds for a store; it may be taken again later. Safe to call twice."""
-        own, self._record, self._lost, self._waiting, self.active = self._record, None, None, None, False
+        own, self._record, self._lost, self.active = self._record, None, None, False
 
         def remove() -> None:
             with self._writing, suppress(Exception):  # if it fails, the next launch takes the lease over
-                if own is None or (self._read() or {}).get("token") != own["token"]:
-                    return
-                try:
-                    self.storage.delete(self.name)
-                except PermissionError:  # object stores have no operation for it
-                    self._write({**own, "renewed": _RELEASED})
+                if own is not None and (self._read() or {}).get("token") == own["token"]:
+                    try:
+                        self._folder.delete(self.name)
+                    except PermissionError:  # object stores of composer-compat have no operation for it
+                        self._write({**own, "renewed": _RELEASED})
 
         if own is not None:
             _in_thread(remove, _PATIENCE_SECONDS)
@@ -240,7 +237,7 @@ class Lease:
     def _read(self) -> dict[str, Any] | None:
         """Return the record; None if there is none, empty if it is damaged or being written."""
         try:
-            record = json.loads(self.storage.read_bytes(self.name))
+            record = json.loads(self._folder.read_bytes(self.name))
         except FileNotFoundError:
             return None
         except ValueError:
@@ -248,40 +245,11 @@ class Lease:
         return record if isinstance(record, dict) else {}
 
     def _write(self, record: dict[str, Any]) -> None:
-        self.storage.write_text(self.name, json.dumps(record))
+        self._folder.write_text(self.name, json.dumps(record))
 
 
 _HELD: weakref.WeakValueDictionary[str, Lease] = weakref.WeakValueDictionary()
 """The leases that this process has taken, by their lock files."""
-
-
-def folder_lease(folder: str, run_name: str, files: str) -> Lease:
-    """Return the lease on a local folder.
-
-    Args:
-        folder: The folder; created if necessary when the lease is taken.
-        run_name: The run.
-        files: The pattern of the files that the run writes there. If it holds `{run_name}`, only runs of the same name
-            exclude each other.
-    """
-    path, name = Path(os.path.realpath(folder)), _name(run_name, files)
-    return Lease(_LocalFolder(path), folder, run_name, f"{name}.owner", path / f"{name}.lock")
-
-
-def remote_lease(storage: Storage, where: str, run_name: str, files: str) -> Lease:
-    """Return the lease on a folder of a remote store; otherwise as `folder_lease`."""
-    name = f"{_name(run_name, files)}.owner"
-    key = hashlib.sha256(f"{without_password(where)}/{name}".encode()).hexdigest()[:16]
-    return Lease(storage, where, run_name, name, Path(tempfile.gettempdir()) / f"composer-{key}.lock")
-
-
-def is_shared(folder: Path) -> bool:
-    """Return True if several runs, whose file names hold their names, have records in a local folder."""
-    return len(list(folder.glob(".composer*.owner"))) > 1
-
-
-def _name(run_name: str, files: str) -> str:
-    return ".composer" + (f"-{hashlib.sha256(run_name.encode()).hexdigest()[:12]}" if "{run_name}" in files else "")
 
 
 class _LocalFolder:
@@ -293,7 +261,7 @@ class _LocalFolder:
     def read_bytes(self, name: str) -> bytes:
         return (self.path / name).read_bytes()
 
-    def write_new_text(self, name: str, text: str) -> bool | None:
+    def write_new_text(self, name: str, text: str) -> bool:
         try:
             with open(self.path / name, "x", encoding="utf-8") as file:
                 file.write(text)
@@ -307,6 +275,11 @@ class _LocalFolder:
 
     def delete(self, name: str) -> None:
         (self.path / name).unlink(missing_ok=True)
+
+
+def is_shared(folder: Path) -> bool:
+    """Return True if several runs, whose file names hold their names, have records in a local folder."""
+    return len(list(folder.glob(".composer*.owner"))) > 1
 
 
 def _in_thread(call: Callable[[], object], seconds: float) -> threading.Thread:

@@ -10,7 +10,6 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from composer.checkpoint.durable import temporary_path
 from composer.utils import format_name_with_dist, format_name_with_dist_and_time
 from composer.utils.compression import get_compressor, is_compressed_pt, is_tar
 
@@ -224,17 +223,13 @@ def check_folder(folder: str) -> None:
         OSError: It cannot be created or written.
     """
     path = Path(folder)
-    for place in (path, *path.parents):
-        if place.is_symlink() and not place.exists():
-            raise ValueError(
-                f"`save_folder` must be a folder, got {folder!r}: {str(place)!r} is a link to "
-                f"{os.readlink(place)!r}, which is missing. Make that folder, or remove the link."
-            )
-        if place.exists() and not place.is_dir():
-            raise ValueError(
-                f"`save_folder` must be a folder, got {folder!r}: {str(place)!r} is a file. Move that file, or save to "
-                f"another folder."
-            )
+    places = (path, *path.parents)
+    blocker = next((place for place in places if not place.is_dir() and (place.exists() or place.is_symlink())), None)
+    if blocker is not None:
+        raise ValueError(
+            f"`save_folder` must be a folder, got {folder!r}: {str(blocker)!r} is a file, or a link to something "
+            f"that is missing. Remove it, or save to another folder."
+        )
     try:
         path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path):
@@ -270,24 +265,6 @@ def check_link(link: str, checkpoints: str) -> None:
         raise ValueError(
             f"`save_latest_filename` must not be the name of a folder, got {link!r}. Remove that folder, or choose "
             f"another name for the link."
-        )
-
-
-def check_length(argument: str, path: str) -> None:
-    """Check that a file name is short enough, with the suffix it has while it is written.
-
-    Args:
-        argument: The name of the argument, for the message.
-        path: The file.
-
-    Raises:
-        ValueError: It is too long.
-    """
-    name, most = os.path.basename(path), 255 - len(temporary_path(Path("_")).name)
-    if len(os.fsencode(name)) > most:
-        raise ValueError(
-            f"`{argument}` must give names of at most {most} bytes, got {len(os.fsencode(name))}: {name!r}. Use "
-            f"shorter names, or a shorter `run_name`."
         )
 
 

@@ -17,7 +17,9 @@ from tqdm import tqdm
 from composer import checkpoint  # programs of MosaicML's Composer find `composer.trainer.trainer.checkpoint`
 from composer.callbacks.checkpoint_saver import CheckpointSaver, hold_leases
 from composer.checkpoint import IgnoreKeys
+from composer.checkpoint.autoresume import check_load_path, find_checkpoint
 from composer.checkpoint.names import check_path
+from composer.checkpoint.resume import RunProgress
 from composer.checkpoint.storage import without_password
 from composer.core import (
     Algorithm,
@@ -66,8 +68,6 @@ from composer.trainer.options import (
 from composer.trainer.plot import plot
 from composer.trainer.precision import resolve_precision
 from composer.trainer.replaced_names import ARGUMENTS_OF_OTHERS, METHODS_OF_OTHERS, REMOVED_ARGUMENTS
-from composer.trainer.resume.autoresume import choose_checkpoint
-from composer.trainer.resume.run import RunProgress
 from composer.trainer.settings import RunSettings, check_subset, pin_batches
 from composer.trainer.signals import Interruption
 from composer.trainer.step import BatchTrainer
@@ -409,10 +409,10 @@ class Trainer(_RejectsRemovedArguments):
         settings.set_schedulers(arguments)
         self.engine.run_event(Event.BEFORE_LOAD)
         settings.set_scaler()  # after INIT, where an algorithm may wrap the optimizer in one that needs closures
-        position = LoaderPosition(self.state, self._metrics, spin=arguments.spin_dataloaders)
+        self._position = LoaderPosition(self.state, self._metrics, spin=arguments.spin_dataloaders)
         # Before the checkpoint is loaded: it describes the arguments of this launch.
         self._progress = RunProgress(
-            self.state, settings, position, self._evaluation, self._announce, arguments.branch_duration
+            self.state, settings, self._position, self._evaluation, self._announce, arguments.branch_duration
         )
         self.state.resumption = self._progress
         self._load(arguments)
@@ -494,11 +494,28 @@ class Trainer(_RejectsRemovedArguments):
         """Shard the model among ranks and load the requested checkpoint."""
         state, parallel, saver = self.state, self._parallel, self._checkpoint_saver
         with parallel.report_lost_ranks(), ExitStack() as downloads:
-            own: str | None = None
-            if arguments.load_path is not None or arguments.autoresume:
-                arguments, own = choose_checkpoint(arguments, state, self.logger.destinations, saver, downloads)
-            if arguments.autoresume and own is None:
-                self._announce(f"No checkpoint of the run {state.run_name!r} was found; it starts from the beginning.")
+            own: str | None = None  # the run's own checkpoint, which is loaded whole
+            if arguments.autoresume and saver is not None:
+                newest = find_checkpoint(saver, state, self.logger.destinations, arguments.load_progress_bar, downloads)
+                saver.continues = True  # files of other runs have been rejected
+                if newest is None:
+                    self._announce(
+                        f"No checkpoint of the run {state.run_name!r} was found; it starts from the beginning."
+                    )
+                else:
+                    path, own = newest
+                    arguments = arguments.replaced(
+                        load_path=path,
+                        load_object_store=None,
+                        load_weights_only=False,
+                        load_ignore_keys=None,
+                        load_exclude_algorithms=None,
+                        branch_duration=None,
+                    )
+            if arguments.load_path is not None and own is None:
+                arguments = arguments.replaced(load_path=os.path.expanduser(os.fspath(arguments.load_path)))
+                if arguments.load_object_store is None:
+                    check_load_path(arguments.load_path, state.run_name)
             if arguments.load_path is None:
                 parallel.shard(state)
             else:
@@ -637,7 +654,7 @@ class Trainer(_RejectsRemovedArguments):
         """
 
     def _fit(self, arguments: Arguments) -> None:
-        state, settings, position = self.state, self._settings, self._progress.loader
+        state, settings, position = self.state, self._settings, self._position
         check_arguments(arguments, Trainer.fit.__kwdefaults__ or {})
         if not state.optimizers:
             raise ValueError(
@@ -723,7 +740,7 @@ class Trainer(_RejectsRemovedArguments):
             self.logger,
             spec,
             batches,
-            self._progress.loader,
+            self._position,
             self._evaluation,
             self._parallel,
             self._settings.step_every_batch,
@@ -817,7 +834,7 @@ class Trainer(_RejectsRemovedArguments):
 
     @property
     def _rng_state(self) -> list[dict[str, Any]] | None:
-        return self._progress.loader.loaded_generators
+        return self._position.loaded_generators
 
     def eval(
         self,

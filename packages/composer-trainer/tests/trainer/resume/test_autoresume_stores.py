@@ -107,7 +107,7 @@ def test_shards_of_another_trainer_are_found(
 def test_a_damaged_index_beside_the_checkpoints_is_told(make_trainer: MakeTrainer, store: str) -> None:
     run(make_trainer, f"{store}/run", "x{batch}.pt")
     storage_of(f"{store}/run").write_text("ep9-ba9/.metadata", "torn")
-    with pytest.warns(UserWarning, match="shards in 'ep9-ba9' are ignored"):
+    with pytest.warns(UserWarning, match="ep9-ba9' is damaged"):
         assert 2 == launch(make_trainer, f"{store}/run", "x{batch}.pt", "4ba").state.timestamp.batch
 
 
@@ -129,7 +129,7 @@ def test_a_run_whose_renamed_checkpoints_are_all_damaged_does_not_begin_anew(
 
     with pytest.warns(UserWarning, match="is damaged"), pytest.raises(RuntimeError) as caught:
         launch(make_trainer, store, "ep{epoch}.pt")
-    assert all(text in str(caught.value) for text in ("x1.pt", "x2.pt", "autoresume=False"))
+    assert all(text in str(caught.value) for text in ("x2.pt", "autoresume=False"))
 
 
 class ChecksumError(Exception):
@@ -175,10 +175,10 @@ def spoil(
 @pytest.mark.parametrize(
     ("change", "reason", "times"),
     [
-        (flipped, "checksum does not match", 3),
+        (flipped, "checksum does not match", 1),
         (lambda content: content[:-100], "bytes arrived", 3),
-        (raising(ChecksumError("crc32c differs")), "crc32c differs", 3),
-        (raising(ValueError("md5 differs")), "md5 differs", 3),
+        (raising(ChecksumError("crc32c differs")), "crc32c differs", 1),
+        (raising(ValueError("md5 differs")), "md5 differs", 1),
         (raising(ConnectionResetError("in the middle")), "in the middle", 3),
     ],
     ids=["flipped", "short", "checksum", "builtin", "reset"],
@@ -217,14 +217,14 @@ def test_a_store_that_fails_is_an_error_rather_than_no_checkpoint(
         launch(make_trainer, store, "ba{batch}.pt")
 
 
-def test_an_object_whose_owner_cannot_be_read_is_no_reason_to_begin_anew(
+def test_a_link_that_cannot_be_read_is_no_reason_to_begin_anew(
     make_trainer: MakeTrainer, store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run(make_trainer, store, "x{batch}.pt")
     spoil(monkeypatch, ".pt", raising(ChecksumError("crc32c differs")))
     monkeypatch.setattr(MemoryFileSystem, "cat_file", raising_always)
 
-    with pytest.warns(UserWarning, match="is damaged"), pytest.raises(RuntimeError, match="none can be loaded"):
+    with pytest.raises(StorageError, match="crc32c differs"):
         launch(make_trainer, store, "ep{epoch}.pt")
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from composer.checkpoint.shards import files_of_run
-from composer.checkpoint.storage import ObjectStoreTransientError, Progress, Storage
+from composer.checkpoint.storage import ObjectStoreTransientError, Storage
 from composer.checkpoint.upload import Uploader
 from composer.utils.delivery import DeliveryDeadline
 
@@ -51,18 +51,12 @@ class CheckpointUploads:
 
     def __init__(self, storage: Storage, *, concurrent: int, deadline: DeliveryDeadline, limit: float | None) -> None:
         self._deadline = deadline
-        self._uploader = Uploader(storage, concurrent=concurrent, timeout=deadline, limit=limit, send=self._send)
+        self._uploader = Uploader(storage, concurrent=concurrent, timeout=deadline, limit=limit)
         self._lock = threading.Lock()  # checkpoints may be written, and queued, in the background
         self._unfinished: list[_Upload] = []
         self._newest: _Upload | None = None
-        self._begun: set[str] = set()
         self._raised = False
         self._process = os.getpid()
-
-    @property
-    def pending(self) -> tuple[str, ...]:
-        """The names of the checkpoints that are not uploaded yet, in the order of submission."""
-        return tuple(upload.name for upload in self._remaining())
 
     @property
     def paths(self) -> set[str]:
@@ -144,21 +138,16 @@ class CheckpointUploads:
             log.warning("Retrying the uploads to %r that failed: %s", self._uploader.storage, names)
         for upload in failed:
             self._unfinished.remove(upload)
+            upload.overwrite = True  # what a failed attempt has left there is this run's own
             self._queue(upload)
 
     def _queue(self, upload: _Upload) -> None:
         *others, last = files_of_run(Path(upload.path), upload.name)
-        begun = self._begun.intersection(name for _, name in (*others, last))
         upload.future = self._uploader.upload(
             *last,
-            # What a failed attempt has left there is this run's own.
-            overwrite=upload.overwrite or bool(begun),
+            overwrite=upload.overwrite,
             # A newer checkpoint may have been uploaded meanwhile, and its link must stay.
             link=upload.link if upload is self._newest else None,
             before=others,
         )
         self._unfinished.append(upload)
-
-    def _send(self, file: Path, name: str, progress: Progress) -> None:
-        self._begun.add(name)  # so there was no such file, or it may be replaced
-        self._uploader.storage.upload(file, name, progress)

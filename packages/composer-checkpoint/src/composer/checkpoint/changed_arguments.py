@@ -11,7 +11,6 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from composer.core import State
-from composer.trainer.settings import with_members
 from composer.utils import plain_number
 
 _PROGRESS = {"last_epoch", "_last_lr", "_step_count", "base_lrs", "_is_initial", "_get_lr_called_within_step"}
@@ -126,8 +125,10 @@ def _override(state: State, group: dict[str, Any], key: str, new: Any, old: Any)
     set_option(group, "lr", new if rate == old or not old else rate * (new / old))
     if "initial_lr" in group:
         group["initial_lr"] = new
-    for scheduler in with_members(state.schedulers):
-        # A scheduler has the rates of the groups of its own optimizer alone.
+    # A scheduler has the rates of the groups of its own optimizer alone. One such as `SequentialLR` consists of others.
+    schedulers = list(state.schedulers)
+    for scheduler in schedulers:
+        schedulers += getattr(scheduler, "_schedulers", ())
         for index, scheduled in enumerate(getattr(getattr(scheduler, "optimizer", None), "param_groups", ())):
             if scheduled is not group:
                 continue
@@ -158,16 +159,22 @@ def restart_schedulers(state: State, steps: int, first_rates: list[tuple[Any, li
             for group, rate in zip(scheduler.optimizer.param_groups, rates, strict=False):
                 set_option(group, "lr", rate)
     for scheduler in state.schedulers:
-        rescale = getattr(scheduler, "scale_schedule", None)
-        if rescale is not None:  # a schedule of composer.optim reads the time from the state
+        if hasattr(scheduler, "scale_schedule"):  # a schedule of composer.optim reads the time from the state
             scheduler.last_epoch = steps
-            now, before = state.timestamp, state.previous_timestamp
-            if before is not None and before.batches == now.batches - 1:
-                state.timestamp = before  # the loop steps before it counts the batch
-            rescale(1.0)
-            state.timestamp = now
             continue
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that the optimizer was not stepped before, which it was
             for _ in range(steps):
                 scheduler.step()
+    update_schedules(state)
+
+
+def update_schedules(state: State) -> None:
+    """Evaluate the schedules of composer.optim for the time and the length of the run."""
+    now, before = state.timestamp, state.previous_timestamp
+    if before is not None and before.batches == now.batches - 1:
+        state.timestamp = before  # the loop steps schedulers before it counts the batch
+    for scheduler in state.schedulers:
+        if hasattr(scheduler, "scale_schedule"):
+            scheduler.scale_schedule(1.0)
+    state.timestamp = now

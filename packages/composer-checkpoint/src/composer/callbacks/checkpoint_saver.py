@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
@@ -16,14 +15,13 @@ from typing import Any, SupportsIndex, TypeVar
 from composer.callbacks.checkpoint_uploads import CheckpointUploads
 from composer.checkpoint.durable import UNDELIVERED, make_scratch_folder, remove_leftovers, replace_link
 from composer.checkpoint.file import STATES
-from composer.checkpoint.lease import FolderInUseError, Lease, folder_lease, is_shared, remote_lease
+from composer.checkpoint.lease import Lease, is_shared
 from composer.checkpoint.names import (
     MLFLOW_EXPERIMENT_ID_FORMAT_KEY,
     MLFLOW_RUN_ID_FORMAT_KEY,
     PartialFilePath,
     check_file_name,
     check_folder,
-    check_length,
     check_link,
     check_pattern,
     check_relative,
@@ -37,14 +35,13 @@ from composer.checkpoint.safe_load import check_loadable
 from composer.checkpoint.saver import BestCheckpoints, CheckpointWriter
 from composer.checkpoint.selection import IgnoreKeys
 from composer.checkpoint.shards import (
-    amend_run,
     files_of_run,
     identify_run,
     outline_of_run,
     remove_run,
     write_run,
 )
-from composer.checkpoint.storage import UnreachableError, bucket_of, storage_of, without_password
+from composer.checkpoint.storage import Storage, UnreachableError, bucket_of, storage_of, without_password
 from composer.core import Callback, Event, State, Time, Timestamp, TimeUnit, ensure_time
 from composer.loggers import Logger
 from composer.utils import (
@@ -80,20 +77,14 @@ class CheckpointSaver(Callback):
     a partial checkpoint under its name. Then the link to the latest one is updated, on remote stores too. Rank 0
     writes; the states of all ranks are gathered first.
 
-    Training continues while a remote store is down: an upload that failed in a way that may be temporary, after three
-    attempts, is repeated with every later checkpoint and at the end of `fit`, which raises the error if that fails,
-    too. Until then the files are kept locally. A permanent failure, such as a missing permission or a file
-    that may not be replaced, is raised at the next batch.
+    Training continues while a remote store is down: an upload that failed in a way that may be temporary is repeated
+    with every later checkpoint and at the end of `fit`, which raises the error if that fails, too. Until then the files
+    are kept locally. A permanent failure, such as a missing permission, is raised at the next batch.
 
-    From the construction of the Trainer to the end of `fit`, the folder is locked, and a hidden file names the run, its
-    host and process. Another launch that would write the same files raises a `FolderInUseError` that names them. Runs
-    of other names may use the folder if `filename` includes `{run_name}`.
-
-    - The lock ends with its process, so a relaunch on the same host starts at once.
-    - A launch on another host takes the folder over if the file was not renewed for 120 seconds, and waits for that. A
-      run renews it when batches end, every 30 seconds, and with each save. If it continues after it lost the folder,
-      its next batch or save raises a `FolderInUseError`. The clocks of the hosts should agree within some seconds.
-    - Within one process, only a Trainer that is training excludes another one.
+    From the construction of the Trainer to the end of `fit`, the folder is locked; see `composer.checkpoint.lease`.
+    Another launch that would write the same files raises a `FolderInUseError` that names this run. Runs of other names
+    may use the folder if `filename` includes `{run_name}`. Within one process, only a Trainer that is training excludes
+    another one.
 
     A run removes only its own checkpoints: those in its folder that have its name pattern and record its name. They are
     found there when the run starts, wherever the folder was moved or copied from.
@@ -118,12 +109,10 @@ class CheckpointSaver(Callback):
         num_concurrent_uploads: The number of simultaneous uploads.
         upload_timeout_in_seconds: The limit for waiting at the end of training for uploads that make progress; None: no
             limit.
-        delivery_timeout: The total number of seconds that the end of the run waits for pending uploads to a store that
-            fails or hangs. A store fails from the first failed upload, after three attempts, until the next success. It
-            hangs while nothing is sent: clients send blocks of 8 MiB (S3 files below 16 MiB in one block), and each
-            block that arrives is progress. Files that were not uploaded are kept in the local folder that the last line
-            of the log names. At the start of the run, it also limits the wait for the first answer of the store. None:
-            the Trainer's, which its services share; 60 without one.
+        delivery_timeout: How many seconds the end of the run waits in total for pending uploads to a store that fails
+            or makes no progress, and its start for the first answer of the store. Files that were not uploaded are kept
+            in the local folder that the last line of the log names. None: the Trainer's, which its services share; 60
+            without one.
         num_best_checkpoints_to_keep: Best checkpoints by `monitor` to keep in addition to the newest. A link `best-...`
             to the best one is created next to the link to the latest. With `num_checkpoints_to_keep=-1` all are kept.
         monitor: The metric to keep the best by: `"eval/MulticlassAccuracy"` is that metric of the evaluator `eval`,
@@ -164,19 +153,26 @@ class CheckpointSaver(Callback):
         asynchronous: bool = False,
         delivery_timeout: float | None = None,
     ) -> None:
-        self.num_checkpoints_to_keep = _number_to_keep(num_checkpoints_to_keep)
+        keep = plain_int(num_checkpoints_to_keep)
+        if keep is None or keep < -1:
+            raise ValueError(
+                f"`num_checkpoints_to_keep` must be a number of checkpoints, or -1 for all, got "
+                f"{num_checkpoints_to_keep!r}."
+            )
+        self.num_checkpoints_to_keep = keep
         check_finite(least=1, num_concurrent_uploads=num_concurrent_uploads)
         limits = {"upload_timeout_in_seconds": upload_timeout_in_seconds, "delivery_timeout": delivery_timeout}
         check_finite(above=0, **{name: seconds for name, seconds in limits.items() if seconds is not None})
         self.delivery_timeout = delivery_timeout
-        self._check_names(
-            folder=folder,
-            filename=filename,
-            latest_filename=latest_filename,
-            remote_file_name=remote_file_name,
-            latest_remote_file_name=latest_remote_file_name,
-        )
-        _check_interval(save_interval)
+        given = {"folder": folder, "filename": filename, "latest_filename": latest_filename}
+        given |= {"remote_file_name": remote_file_name, "latest_remote_file_name": latest_remote_file_name}
+        _check_names({argument: os.fspath(name) for argument, name in given.items() if name is not None})
+        if callable(save_interval):
+            check_interval_function("save_interval", save_interval)
+        elif ensure_time(save_interval, TimeUnit.EPOCH, argument="save_interval").value <= 0:
+            raise ValueError(
+                f"`save_interval` must be positive, got {save_interval!r}. Use for example '1ep' or '100ba'."
+            )
         folder = os.path.expanduser(os.fspath(folder))  # "~" is the user's home, as in a shell
         self._uri = folder if is_uri(folder) else None
         self._staging: str | None = None
@@ -187,7 +183,7 @@ class CheckpointSaver(Callback):
         self.latest_filename = _path(latest_filename, self.folder)
         self.remote_file_name = _path(remote_file_name, None)
         self.latest_remote_file_name = _path(latest_remote_file_name, None)
-        # The end of the run may come on one rank alone, so it is saved when all ranks have stopped; see `finalize`.
+        # The run may end on one rank alone, so its end is saved when all ranks have stopped; see `finalize`.
         self._saves_end = not callable(save_interval)
         self._interval: Callable[[State, Event], bool] = (
             save_interval
@@ -196,7 +192,6 @@ class CheckpointSaver(Callback):
         )
         self._requested = False
         self._in_fit = False  # so `finalize` will be called
-        self._limit: Time[Any] | None = None  # the `max_duration` of this fit, which is the same on all ranks
         self.overwrite, self.weights_only, self.ignore_keys = overwrite, weights_only, ignore_keys
         self.num_concurrent_uploads = plain_number(num_concurrent_uploads)
         self.upload_timeout_in_seconds = upload_timeout_in_seconds
@@ -208,31 +203,14 @@ class CheckpointSaver(Callback):
         # Set by the Trainer:
         self.continues = False  # with `autoresume`: existing files under its names are this run's own
         self.resumed_at: Time[int] | None = None  # the batch of the checkpoint that it resumed from
-        self._written: set[str] = set()  # the paths that this object saved, not those of existing files
         self._last_names: dict[str, str] = {}  # of the last checkpoint; see `_format_names`
         self._end_names: tuple[Any, dict[str, str]] = (None, {})  # the last batch, and the names when it had ended
         self._last_fingerprint: tuple[Any, ...] = ()
-        self._evaluated = False  # since the last checkpoint
         self._writer = CheckpointWriter(asynchronous)
         self.remote_uploader: Any = None
         self._lease: Lease | None = None
         self._reserved = False  # on every rank; rank 0 holds the lease
         self._checked_types = False
-
-    @staticmethod
-    def _check_names(**given: str | os.PathLike[str] | None) -> None:
-        names = {argument: os.fspath(name) for argument, name in given.items() if name is not None}
-        for argument, name in names.items():
-            check_pattern(argument, name, times=argument != "folder")
-        for argument in ("filename", "latest_filename"):
-            if argument in names:
-                check_relative(argument, names[argument])
-        check_file_name(names["filename"])
-        if names.get("latest_filename") == names["filename"]:
-            raise ValueError(
-                f"`latest_filename` must differ from `filename`, got {names['filename']!r} for both: the link would "
-                f"replace the checkpoint."
-            )
 
     def _check_places(self, state: State) -> None:
         """Check, on rank 0, the folder and the names of files and links, which depend on the name of the run."""
@@ -243,10 +221,8 @@ class CheckpointSaver(Callback):
             check_relative("sharded_ckpt_prefix_dir", files.filename)
         if self._uri is None:
             check_folder(format_name_with_dist(self.folder, state.run_name))
-        check_length("save_filename", files.format(state))
         if self.latest_filename is not None and self.num_checkpoints_to_keep != 0:
             link = self.latest_filename.format(state)
-            check_length("save_latest_filename", link)
             checkpoints = partial_format(files.format(state, keep_placeholders=True), run_name=state.run_name, rank=0)
             check_link(link, checkpoints)
             if self.best.monitor is not None:
@@ -276,56 +252,34 @@ class CheckpointSaver(Callback):
                 answer of a remote store.
 
         Raises:
-            FolderInUseError: Another run saves to the folder.
+            FolderInUseError: Another run saves to the folder; a RuntimeError on other ranks than the first.
             OSError: The folder or the remote store cannot be written, or the store does not answer in time.
             ValueError: The name of the run leads out of the folder, or the folder is a file.
         """
         if self._uri is not None and has_mlflow_ids(self._uri):
             return  # until INIT, where a logger starts the run of MLflow
-        limit = delivery_timeout if self.delivery_timeout is None else self.delivery_timeout
-        while True:
-            outcome: list[Any] = [False]
-            problem: Exception | None = None
-            if dist.get_global_rank() == 0:
-                try:
-                    if self._lease is None:
-                        self._check_places(state)
-                        self._lease = self._lease_of(state, limit)
-                    outcome = [self._try_reserve(self._lease, state, limit)]
-                except Exception as error:  # noqa: BLE001 - raised on every rank
-                    problem, outcome = error, [(isinstance(error, FolderInUseError), f"{error}")]
-            dist.broadcast_object_list(outcome, src=0)
-            if problem is not None:
-                raise problem
-            if outcome[0] is True:
-                self._reserved = True
-                return
-            if outcome[0]:
-                in_use, text = outcome[0]
-                raise FolderInUseError(text) if in_use else RuntimeError(f"Rank 0 cannot save: {text}")
-            time.sleep(1.0)
 
-    def _try_reserve(self, lease: Lease, state: State, limit: float) -> bool:
-        try:
-            if self._uri is None:
-                return lease.try_acquire()
-            return call_store_with_timeout(self._folder_of(state), lease.try_acquire, limit)
-        except OSError as error:  # without permission to write, the save fails, too, with an explanation
-            log.warning("No lease on %s could be taken, so another run may use it, too: %s", self.folder, error)
-            return True
+        def acquire() -> None:
+            where = self._folder_of(state)
+            if self._lease is None:
+                self._check_places(state)
+                if self._uri is not None:  # detect wrong credentials now, not after hours of training
+                    uri = format_name_with_dist(self._uri, state.run_name)
+                    limit = delivery_timeout if self.delivery_timeout is None else self.delivery_timeout
+                    call_store_with_timeout(uri, lambda: storage_of(uri).check_writable(), limit)
+                held = (saver._lease for saver in savers_of(state) if saver._lease and saver._folder_of(state) == where)
+                files = checkpoint_pattern(state, self.filename).filename
+                if self._uri is not None and self.remote_file_name is not None:
+                    files = checkpoint_pattern(state, self.remote_file_name).filename.rpartition("/")[2]
+                # Another saver of this run may save to the same folder.
+                self._lease = next(held, None) or Lease(where, state.run_name, files)
+            try:
+                self._lease.acquire()
+            except OSError as error:  # without permission to write, the save fails, too, with an explanation
+                log.warning("No lease on %s could be taken, so another run may use it, too: %s", where, error)
 
-    def _lease_of(self, state: State, limit: float) -> Lease:
-        where = self._folder_of(state)
-        for saver in savers_of(state):  # another saver of this run may save to the same folder
-            if saver._lease is not None and saver._folder_of(state) == where:
-                return saver._lease
-        if self._uri is None:
-            return folder_lease(where, state.run_name, checkpoint_pattern(state, self.filename).filename)
-        # Detect wrong credentials now, not after hours of training.
-        uri = format_name_with_dist(self._uri, state.run_name)
-        call_store_with_timeout(uri, lambda: storage_of(uri).check_writable(), limit)
-        files = checkpoint_pattern(state, self.remote_file_name or self.filename).filename
-        return remote_lease(storage_of(where), where, state.run_name, files.rpartition("/")[2])
+        on_first_rank(acquire, problem="Rank 0 cannot save")
+        self._reserved = True
 
     def _folder_of(self, state: State) -> str:
         """Return the folder of the checkpoints: the local one, or the URI of the one they are uploaded to."""
@@ -361,7 +315,7 @@ class CheckpointSaver(Callback):
         if self._uri is None or dist.get_global_rank() != 0:
             return
         self.remote_uploader = CheckpointUploads(
-            bucket_of(format_name_with_dist(self._uri, state.run_name)),
+            self.bucket(state),
             concurrent=self.num_concurrent_uploads,
             deadline=logger.delivery_deadline.for_service(self.delivery_timeout),
             limit=self.upload_timeout_in_seconds,
@@ -408,32 +362,10 @@ class CheckpointSaver(Callback):
                 path.folder = None if path.folder is None else partial_format(path.folder, **values)
 
     def after_load(self, state: State, logger: Logger) -> None:
-        self._check_fixed_name(state)
         if self._uri is None and dist.get_global_rank() == 0:
             self._find_saved(state)
         if self.best.evaluator in state.eval_metrics:  # other evaluators may be added by `fit`
             self.best.check(state)
-
-    def _check_fixed_name(self, state: State) -> None:
-        """Check that the file belongs to this run if its name has no counts, so that every save replaces it.
-
-        A collective operation.
-
-        Raises:
-            FileExistsError: It does not, and may not be replaced.
-        """
-        if self.overwrite or self.continues:
-            return
-        problem = None
-        name = partial_format(self.filename.filename, run_name=state.run_name, rank=0)
-        if dist.get_global_rank() == 0 and "{" not in name:
-            path = Path(format_name_with_dist(self.folder, state.run_name)) / name
-            if path.exists():
-                identity = identify_run(path)
-                other = None if identity is None else identity[0]
-                if other != state.run_name and (identity is not None or not _holds_model(path)):
-                    problem = name_conflict_message(state.run_name, str(path), other)
-        _raise_on_all_ranks(problem)
 
     @property
     def remote_root(self) -> str | None:
@@ -443,59 +375,53 @@ class CheckpointSaver(Callback):
         path = parse_uri(self._uri)[2]
         return self._uri[: len(self._uri) - len(path)]
 
-    def check_reset(self, state: State) -> None:
-        """Check that time may be counted from zero again. Call it on every rank.
-
-        Raises:
-            FileExistsError: Checkpoints that this object saved would be replaced.
-        """
-        if self.overwrite or self.continues:
-            return
-        folder = format_name_with_dist(self.folder, state.run_name)
-        pattern = partial_format(checkpoint_pattern(state, self.filename).filename, run_name=state.run_name, rank=0)
-
-        def stays(path: str) -> bool:
-            counts = counts_of_name(os.path.relpath(path, folder).replace(os.sep, "/"), pattern)
-            kept = self._uri is not None or os.path.exists(path)  # a store keeps checkpoints that are rotated out here
-            return kept and counts is not None and max(counts) > 0
-
-        problem = None
-        existing = next(filter(stays, sorted(self._written)), None)
-        if dist.get_global_rank() == 0 and existing is not None:
-            problem = (
-                f"`reset_time=True` would replace checkpoints that an earlier `fit` of this Trainer "
-                f"saved, such as {existing!r}. Leave it out, so that `duration` is counted from the present time; "
-                f"save to another folder, or under another `save_filename`, with another Trainer; or pass "
-                f"`save_overwrite=True` to the Trainer to replace those checkpoints."
-            )
-        _raise_on_all_ranks(problem)
+    def bucket(self, state: State) -> Storage:
+        """Return the storage of the remote store; `remote_file_name` is a name in it."""
+        assert self._uri is not None
+        return bucket_of(format_name_with_dist(self._uri, state.run_name))
 
     def fit_start(self, state: State, logger: Logger) -> None:
         self.best.check(state)
-        self._limit = state.max_duration
-        problem = None
-        folder = format_name_with_dist(self.folder, state.run_name)
-        if dist.get_global_rank() == 0:
-            Path(folder).mkdir(parents=True, exist_ok=True)
+        on_first_rank(lambda: self._prepare_folder(state), problem="Rank 0 cannot save")
+
+    def _prepare_folder(self, state: State) -> None:
+        """Check that the run replaces no files but its own, and remove what a killed process has left.
+
+        Raises:
+            FileExistsError: It would replace others.
+        """
+        folder = Path(format_name_with_dist(self.folder, state.run_name))
+        folder.mkdir(parents=True, exist_ok=True)
+        own = checkpoint_pattern(state, self.filename).filename.replace("{run_name}", state.run_name)
         if not self.overwrite and not self.continues:
+            self._check_fixed_name(state, folder)
             try:
-                own = completion_pattern(state, self.filename).replace("{run_name}", state.run_name)
-                ensure_folder_has_no_conflicting_files(folder, own, state.timestamp)
-                if self._uri is not None and self.remote_file_name is not None and dist.get_global_rank() == 0:
+                pattern = completion_pattern(state, self.filename).replace("{run_name}", state.run_name)
+                ensure_folder_has_no_conflicting_files(folder, pattern, state.timestamp)
+                if self._uri is not None and self.remote_file_name is not None:
                     self._check_store(state, self.remote_file_name)
             except FileExistsError as error:
-                problem = (
-                    f"{error} It was left by another run, or by an earlier one of this name. To continue that run, "
-                    f"pass `autoresume=True`; to start again and replace its files, pass `save_overwrite=True`."
-                )
-        _raise_on_all_ranks(problem)
-        if dist.get_global_rank() == 0:
-            own = checkpoint_pattern(state, self.filename).filename.replace("{run_name}", state.run_name)
-            shared = is_shared(Path(folder))  # runs of other names may be writing other files now
-            for name in remove_leftovers(
-                Path(folder), lambda name: not shared or counts_of_name(name, own) is not None
-            ):
-                log.info("Removed %s, which a process that was killed while saving left in %s.", name, folder)
+                raise FileExistsError(
+                    f"{error} It was left by another run, or by an earlier one or `fit` of this name. To continue that "
+                    f"run, pass `autoresume=True`; to start again and replace its files, pass `save_overwrite=True`."
+                ) from None
+        shared = is_shared(folder)  # runs of other names may be writing other files now
+        for name in remove_leftovers(folder, lambda name: not shared or counts_of_name(name, own) is not None):
+            log.info("Removed %s, which a process that was killed while saving left in %s.", name, folder)
+
+    def _check_fixed_name(self, state: State, folder: Path) -> None:
+        """Check that the file belongs to this run if its name has no counts, so that every save replaces it."""
+        path = folder / partial_format(self.filename.filename, run_name=state.run_name, rank=0)
+        if "{" in path.name or not path.exists():
+            return
+        identity = identify_run(path)
+        if identity is not None:
+            if identity[0] != state.run_name:
+                raise FileExistsError(name_conflict_message(state.run_name, str(path), identity[0]))
+            return
+        content = outline_of_run(path)  # weights that the Trainer has saved may be replaced, and an empty file
+        if not (isinstance(content, dict) and isinstance(content.get("state"), dict)) and path.stat().st_size > 0:
+            raise FileExistsError(name_conflict_message(state.run_name, str(path), None))
 
     def _check_store(self, state: State, names: PartialFilePath) -> None:
         """Check that the store has no file that this run would replace.
@@ -503,20 +429,19 @@ class CheckpointSaver(Callback):
         Raises:
             FileExistsError: It has one.
         """
-        where = self._folder_of(state)
         pattern = format_name_with_dist(completion_pattern(state, names), state.run_name, rank=0)
-        pattern = pattern.removeprefix(f"{where.removeprefix(self.remote_root or '')}/")
-        store = storage_of(where)
         try:
-            existing = call_store_with_timeout(where, store.find if "/" in pattern else store.list)
+            existing = self.bucket(state).find(pattern.partition("{")[0].rpartition("/")[0])
         except Exception as error:  # noqa: BLE001 - the store may allow writing, but not listing
             log.warning(
-                "%s cannot be listed, so a file that exists there is only reported by its upload: %s", where, error
-            )
+                "%s cannot be listed, so a file that exists there is only reported by its upload: %s",
+                self._folder_of(state), error,
+            )  # fmt: skip
             return
-        if "{" not in pattern and pattern in existing and not self._written:
-            raise FileExistsError(f"`{where}/{pattern}` exists already.")
-        ensure_folder_has_no_conflicting_files(where, pattern, state.timestamp, existing)
+        root = self.remote_root or ""
+        if pattern in existing and self.last_checkpoint_batch is None:  # a name without counts
+            raise FileExistsError(f"`{root}{pattern}` exists already.")
+        ensure_folder_has_no_conflicting_files(root, pattern, state.timestamp, existing)
 
     def batch_checkpoint(self, state: State, logger: Logger) -> None:
         self._writer.check()
@@ -538,46 +463,32 @@ class CheckpointSaver(Callback):
 
     def _save_if_due(self, event: Event, state: State, logger: Logger) -> None:
         now = state.timestamp.batch
-        if not state.is_over():
-            self._limit = state.max_duration
-        due = self.save_interval(state, event) and self.last_checkpoint_batch != now
-        # The events that follow the last batch change the run, so its checkpoint would have to be written twice.
-        waits = event is Event.BATCH_CHECKPOINT and self._in_fit and self._saves_end and not self._requested
-        waits = waits and _is_last_batch(state, self._limit)
-        if due and not waits:
+        if self.save_interval(state, event) and self.last_checkpoint_batch != now:
             self._save_checkpoint(state, logger)
-        elif (due or state.is_over()) and self._end_names[0] != now:
+        elif state.is_over() and self._end_names[0] != now:
             self._end_names = (now, self._format_names(state))
         self._requested = False
-
-    def eval_end(self, state: State, logger: Logger) -> None:
-        self._evaluated = True
 
     def fit_end(self, state: State, logger: Logger) -> None:
         if self._saves_end and not self._in_fit and self.last_checkpoint_batch != state.timestamp.batch:
             self._save_checkpoint(state, logger)
         self.flush()
 
-    def finalize(self, state: State, logger: Logger) -> bool:
+    def finalize(self, state: State, logger: Logger) -> None:
         """Save the end of the run, unless the last checkpoint holds it. Call it on every rank, after all events.
 
-        If events after the last checkpoint have changed the run, that checkpoint is replaced.
-
-        Returns:
-            True if the end was saved now.
+        If events after the last checkpoint have changed the run, that checkpoint is replaced. With `autoresume` it is
+        always replaced, because only then it says that the run is complete.
         """
         now = state.timestamp.batch
         if self.last_checkpoint_batch == now:
-            names = self._last_names
-            saves = self._last_fingerprint != _fingerprint(state) or (self._evaluated and state.save_metrics)
+            names, saves = self._last_names, self.continues or self._last_fingerprint != _fingerprint(state)
         else:  # with a function as interval, only if it was killed after a checkpoint, and has repeated the end
             names = self._end_names[1] if self._end_names[0] == now else self._format_names(state)
             saves = self._saves_end or self.resumed_at == now
-        saves = any(dist.all_gather_object(saves))
-        if saves:
+        if any(dist.all_gather_object(saves)):
             self._save_checkpoint(state, logger, names)
         self.flush()
-        return saves
 
     def flush(self) -> None:
         """Wait until all checkpoints are on the disk, and uploaded if the folder is remote."""
@@ -634,24 +545,8 @@ class CheckpointSaver(Callback):
     @property
     def _is_writing(self) -> bool:
         """True while a checkpoint is saved or uploaded in the background."""
-        uploading = self.remote_uploader is not None and bool(self.remote_uploader.pending)
+        uploading = self.remote_uploader is not None and bool(self.remote_uploader.paths)
         return uploading or self._writer.busy
-
-    def amend(self, state: State, logger: Logger, change: Callable[[dict[str, Any]], None]) -> None:
-        """Change the entry `resumption` of the checkpoint of this batch; do nothing if there is none (any more).
-
-        Args:
-            state: The run.
-            logger: Passes the file to loggers that store files.
-            change: A function that changes the entry in place.
-        """
-        self.flush()
-        if dist.get_global_rank() != 0 or self.last_checkpoint_batch != state.timestamp.batch:
-            return
-        path = Path(self._last_names["path"])
-        if path.exists() and amend_run(path, change):  # otherwise it is rotated out already
-            self._upload(self._last_names, logger, overwrite=True)
-            self.flush()
 
     def _save_checkpoint(self, state: State, logger: Logger, names: dict[str, str] | None = None) -> None:
         """Save now, under the names that `_format_names` gives now or has given. Call it on every rank."""
@@ -659,12 +554,11 @@ class CheckpointSaver(Callback):
         if self._lease is not None:
             self._lease.check(saving=True)
         self.last_checkpoint_batch = state.timestamp.batch
-        self._last_fingerprint, self._evaluated = _fingerprint(state), False
+        self._last_fingerprint = _fingerprint(state)
         names = self._format_names(state) if names is None else names
         replaces_last, self._last_names = names == self._last_names, names
         path = names["path"]
         self._mark_undelivered(True)
-        self._written.add(path)
         # Registered first, so that the checkpoint lists itself, too.
         self.all_saved_checkpoints_to_timestamp[path] = state.timestamp
         self.best.consider(path, state)
@@ -810,16 +704,6 @@ def savers_of(state: State) -> list[CheckpointSaver]:
     return [callback for callback in state.callbacks if isinstance(callback, CheckpointSaver)]
 
 
-def _raise_on_all_ranks(problem: str | None) -> None:
-    """Raise a FileExistsError if any rank has a problem. A collective operation.
-
-    All ranks raise together; otherwise the others would hang in the next collective operation.
-    """
-    for text in dist.all_gather_object(problem):
-        if text is not None:
-            raise FileExistsError(text)
-
-
 def call_store_with_timeout(store: str, request: Callable[[], T], limit: float | None = None) -> T:
     """Send a request to a remote store and return its answer, logging a line if that takes some seconds.
 
@@ -888,33 +772,18 @@ def name_conflict_message(run_name: str, path: str, other: str | None) -> str:
     )
 
 
-def _holds_model(path: Path) -> bool:
-    """Return True for a checkpoint of the Trainer, possibly of weights only, and for an empty file."""
-    content = outline_of_run(path)
-    return (isinstance(content, dict) and isinstance(content.get("state"), dict)) or path.stat().st_size == 0
-
-
-def _is_last_batch(state: State, limit: Time[Any] | None) -> bool:
-    """Return True if a run that ends at `limit` has trained its last batch; its last epoch may not have ended yet."""
-    now, length = state.timestamp, state.dataloader_len
-    if limit is not None and limit.unit is TimeUnit.EPOCH and length is not None and now.batch_in_epoch >= length:
-        now = now.to_next_epoch()
-    return limit is not None and now.count(limit.unit) >= limit.value
-
-
-def _check_interval(interval: Interval) -> None:
-    if callable(interval):
-        check_interval_function("save_interval", interval)
-        return
-    if ensure_time(interval, TimeUnit.EPOCH, argument="save_interval").value <= 0:
-        raise ValueError(f"`save_interval` must be positive, got {interval!r}. Use for example '1ep' or '100ba'.")
-
-
-def _number_to_keep(keep: SupportsIndex) -> int:
-    number = plain_int(keep)
-    if number is None or number < -1:
-        raise ValueError(f"`num_checkpoints_to_keep` must be a number of checkpoints, or -1 for all, got {keep!r}.")
-    return number
+def _check_names(names: dict[str, str]) -> None:
+    for argument, name in names.items():
+        check_pattern(argument, name, times=argument != "folder")
+    for argument in ("filename", "latest_filename"):
+        if argument in names:
+            check_relative(argument, names[argument])
+    check_file_name(names["filename"])
+    if names.get("latest_filename") == names["filename"]:
+        raise ValueError(
+            f"`latest_filename` must differ from `filename`, got {names['filename']!r} for both: the link would "
+            f"replace the checkpoint."
+        )
 
 
 def _path(name: str | os.PathLike[str] | None, folder: str | None) -> PartialFilePath | None:

@@ -1,28 +1,30 @@
-"""The progress of a run beyond its state: position in the data, calls of `fit`, arguments and last values.
+"""Resume a run exactly: the progress of a run beyond its state.
 
-The Trainer attaches a `RunProgress` to its state. Every checkpoint then contains its `state_dict` under the key
-`resumption`. One call of `fit` is resumed exactly; of several, those that had ended are skipped, so that nothing is
-trained twice. Loading happens in three steps:
+That is the position in the data, the calls of `fit`, the arguments and the last values. The Trainer attaches a
+`RunProgress` to its state; every checkpoint then contains its `state_dict` under the key `resumption`. One call of
+`fit` is resumed exactly; of several, those that had ended are skipped, so that nothing is trained twice. A launch does
+this:
 
-1. `before_load` sets aside what the state must not load yet; `after_load` stores the rest of the entry (`_Loaded`).
-2. `apply` restores schedulers, with precedence for changed arguments, once the run's schedulers and data are known:
-   after loading if the constructor was given them, otherwise in `fit`.
-3. `begin_fit` counts the calls of `fit`: a relaunched program repeats those of the run that saved.
+1. `composer.checkpoint.autoresume` finds the newest checkpoint of the run.
+2. `composer.checkpoint.run.load_checkpoint` reads it: `before_load` sets the states of schedulers aside, the state is
+   loaded, and `after_load` stores the entry `resumption`.
+3. Each `fit` is counted by `begin_fit`. A call that had ended in the run that saved is skipped once its arguments are
+   set; `restore_if_complete` restores the end of the last one.
+4. In the call that is resumed, `apply` restores schedulers, gradient scaler and evaluation metrics, once the run's
+   schedulers and data are known. Arguments that the user has changed take precedence.
+5. The loop restores generators and the position in the data.
+6. `complete` saves the end of a call in its last checkpoint.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from composer.callbacks.checkpoint_saver import CheckpointSaver, savers_of
-from composer.core import State, Time, Timestamp, TimeUnit
-from composer.loggers import Logger
-from composer.loop.position import LoaderPosition
-from composer.trainer.evaluation import Evaluation
-from composer.trainer.resume.arguments import (
+from composer.checkpoint.changed_arguments import (
     apply_changes,
     describe_arguments,
     describe_scheduler,
@@ -32,11 +34,47 @@ from composer.trainer.resume.arguments import (
     rates_by_scheduler,
     restart_schedulers,
     set_option,
+    update_schedules,
 )
-from composer.trainer.settings import RunSettings
+from composer.core import State, Time, Timestamp, TimeUnit
+from composer.loggers import Logger
 from composer.utils import dist, reproducibility
 
 _VALUES = ("train_metric_values", "eval_metric_values", "total_loss_dict")
+
+
+class Position(Protocol):
+    """The position in the training data."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return this rank's position."""
+
+    def load_state_dict(self, saved: list[dict[str, Any]] | None, rng: list[dict[str, Any]] | None) -> None:
+        """Store the positions of all ranks, and the states of their generators, for the next epoch."""
+
+
+class Evaluations(Protocol):
+    """The evaluators of a run."""
+
+    evaluated_at: dict[str, int]
+    """The batch at which each was last run."""
+
+    restored_at: dict[str, int]
+    """As loaded: an evaluator is not run again at this batch."""
+
+
+class Schedules(Protocol):
+    """The schedulers of a run."""
+
+    given_schedulers: Sequence[Any]
+    """The user's."""
+
+    step_every_batch: bool
+    """They are stepped after every batch, otherwise after every epoch."""
+
+    @property
+    def is_complete(self) -> bool:
+        """True if the training data is given and all schedulers are built."""
 
 
 @dataclass
@@ -75,9 +113,9 @@ class RunProgress:
 
     Args:
         state: The run.
-        settings: The data, evaluators and schedules of the run.
+        settings: The schedulers of the run.
         loader: The position in the training data.
-        evaluation: Runs the evaluators of the run.
+        evaluation: The evaluators of the run.
         announce: Shows a message to the user.
         branch_duration: How long the run trains from the checkpoint that it branches off; None: it is not a branch.
 
@@ -89,9 +127,9 @@ class RunProgress:
     def __init__(
         self,
         state: State,
-        settings: RunSettings,
-        loader: LoaderPosition,
-        evaluation: Evaluation,
+        settings: Schedules,
+        loader: Position,
+        evaluation: Evaluations,
         announce: Callable[[str], None],
         branch_duration: Any = None,
     ) -> None:
@@ -122,17 +160,11 @@ class RunProgress:
             "max_duration": next((limit for _, limit, is_over in ranks if is_over), ranks[0][1]),
             "fits": [start.state_dict() for start in self._fits],
             "arguments": self._arguments,
-            **self._values(),
+            "values": {name: dict(getattr(state, name)) for name in _VALUES},
+            "computed": {label: _computed(metrics) for label, metrics in state.eval_metrics.items()},
+            "evaluated": dict(self.evaluation.evaluated_at),
             "previous_timestamp": None if previous is None else previous.state_dict(),
             **({} if self._ended is None else {"complete": self._ended}),
-        }
-
-    def _values(self) -> dict[str, dict[str, Any]]:
-        """Return the last losses and metrics, and the computed values of evaluation metrics."""
-        return {
-            "values": {name: dict(getattr(self.state, name)) for name in _VALUES},
-            "computed": {label: _computed(metrics) for label, metrics in self.state.eval_metrics.items()},
-            "evaluated": dict(self.evaluation.evaluated_at),
         }
 
     def _describe_schedulers(self) -> list[str]:
@@ -210,7 +242,7 @@ class RunProgress:
             steps = (state.timestamp.batch if self.settings.step_every_batch else state.timestamp.epoch).value
             restart_schedulers(state, steps, self._first_rates)
         if "branch_duration" in self._arguments and not loaded.fits:
-            self._begin_branch(bool(saved) and same)
+            self._begin_branch()
         if changes:
             self.announce(f"These arguments differ from the checkpoint and replace it: {'; '.join(changes)}.")
 
@@ -229,17 +261,10 @@ class RunProgress:
                 if id(group) in not_loaded:
                     set_option(group, "lr", rate)
         if not self._loaded.has_time:
-            self._update_schedules()
+            update_schedules(state)
 
-    def _update_schedules(self) -> None:
-        """Evaluate the schedules of composer.optim for the time and the length of the run."""
-        for scheduler in self.state.schedulers:
-            rescale = getattr(scheduler, "scale_schedule", None)
-            if rescale is not None:
-                rescale(1.0)
-
-    def _begin_branch(self, same_schedules: bool) -> None:
-        """Replace the restored learning rates where the schedule of the branch has others now, with a warning.
+    def _begin_branch(self) -> None:
+        """Set the learning rates to those of the branch, with a warning if they differ from the restored ones.
 
         Raises:
             ValueError: A decay is a fraction of the whole run.
@@ -252,19 +277,16 @@ class RunProgress:
                     f"whole run with its trunk. Write {self._arguments['branch_duration']!r} to decay over the whole "
                     f"branch."
                 )
-        state, branch, trunk = self.state, self.state.max_duration, self._loaded.progress.get("limit")
-        groups = param_groups_of(state)
-        current = [plain(group["lr"]) for group in groups]
-        if same_schedules and trunk is not None:
-            # The restored rates are those of the last step. They stay if the length of the run does not matter yet.
-            state.max_duration = trunk
-            self._update_schedules()
-            expected = [plain(group["lr"]) for group in groups]
-            state.max_duration = branch
-            self._update_schedules()
-            if expected == [plain(group["lr"]) for group in groups]:
-                for group, rate in zip(groups, current, strict=True):
-                    set_option(group, "lr", rate)
+        state, groups, trunk = self.state, param_groups_of(self.state), self._loaded.progress.get("limit")
+        restored = [plain(group["lr"]) for group in groups]
+        rates = []
+        for length in (trunk or state.max_duration, state.max_duration):
+            state.max_duration = length
+            update_schedules(state)
+            rates.append([plain(group["lr"]) for group in groups])
+        if rates[0] == rates[1]:  # the length of the run does not matter yet, so the restored rates stay exactly
+            for group, rate in zip(groups, restored, strict=True):
+                set_option(group, "lr", rate)
         for group, saved in zip(groups, self._loaded.options, strict=False):
             before, now = (plain((each or {}).get("lr")) for each in (saved, group))
             if before is not None and abs(now - before) > 1e-6 * max(abs(now), abs(before)):
@@ -320,14 +342,8 @@ class RunProgress:
         Returns:
             The start of this call in the run that saved the checkpoint (None: it begins now), and True if the call had
             ended there.
-
-        Raises:
-            FileExistsError: This call would save checkpoints under names that this Trainer has used.
         """
         number, restored = self._calls, self._loaded.fits
-        if reset_time and number >= len(restored):
-            for saver in savers_of(self.state):
-                saver.check_reset(self.state)
         self._calls += 1
         if number < len(restored):
             self._fits = restored[: number + 1]
@@ -364,22 +380,16 @@ class RunProgress:
                 other.finalize(state, logger)
         if saver is None:
             return
-        end = self._ended = {
+        self._ended = {
             "max_duration": str(state.max_duration),
             "timestamp": state.timestamp.state_dict(),
             "loader": dist.all_gather_object(self.loader.state_dict()),
             "rng": reproducibility.get_rng_state(),
         }
-        # In one write: a run killed between two would repeat an end that the first already contains.
-        saved = saver.finalize(state, logger)
-        self._ended, values = None, self._values()
-        if saved or not saver.continues:
-            return
-
-        def change(resumption: dict[str, Any]) -> None:
-            resumption.update(values, complete=end)
-
-        saver.amend(state, logger, change)
+        try:
+            saver.finalize(state, logger)
+        finally:
+            self._ended = None
 
     def reset_fit_count(self) -> None:
         """Count all calls of `fit` as new: the user loaded a checkpoint, but did not relaunch its program."""
