@@ -24,7 +24,6 @@ from composer.loggers.mosaicml_logger import (
     dict_to_str,
     exception_to_json_serializable_dict,
     format_data_to_json_serializable,
-    is_requested,
 )
 from composer.testing import LoggedRun
 
@@ -252,18 +251,6 @@ def test_it_survives_all_events_copies_and_a_new_run(platform: Platform) -> None
 def test_bad_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match="`log_interval`"):
         MosaicMLLogger(log_interval=0)
-
-
-@pytest.mark.parametrize(
-    ("on_platform", "token", "expected"), [("true", "/token", True), ("false", "/token", False), ("true", "", False)]
-)
-def test_the_platform_is_recognized(
-    on_platform: str, token: str, expected: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MOSAICML_PLATFORM", on_platform)
-    monkeypatch.setenv("MOSAICML_ACCESS_TOKEN_FILE", token)
-
-    assert expected is is_requested()
 
 
 class Failure(Exception):

@@ -6,10 +6,8 @@ import io
 import itertools
 import logging
 import platform
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -293,21 +291,6 @@ def test_progress_bar_and_console_are_added_unless_there(make_trainer: MakeTrain
         assert [ProgressBarLogger, ConsoleLogger] == kinds(progress_bar=True, log_to_console=True)
     with pytest.warns(UserWarning, match=r"`loggers` already contains a `ProgressBarLogger`"):
         assert [ProgressBarLogger] == kinds(progress_bar=True, loggers=ProgressBarLogger())
-
-
-def test_the_platform_of_mosaicml_has_its_logger(make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MOSAICML_PLATFORM", "true")
-    monkeypatch.setenv("MOSAICML_ACCESS_TOKEN_FILE", "/token")
-    module = ModuleType("composer.loggers.mosaicml_logger")  # that of composer-compat
-    vars(module)["MosaicMLLogger"] = InMemoryLogger
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    for loggers in ([], [InMemoryLogger()]):
-        trainer = make_trainer(progress_bar=False, loggers=loggers)
-        assert [InMemoryLogger] == [type(destination) for destination in trainer.logger.destinations]
-    monkeypatch.setitem(sys.modules, module.__name__, None)
-    with pytest.warns(UserWarning, match="Nothing is sent to the MosaicML platform: .*pip install composer-compat"):
-        trainer = make_trainer(progress_bar=False)
-    assert () == tuple(trainer.logger.destinations)
 
 
 class Renames(LoggerDestination):

@@ -14,14 +14,14 @@ import pytest
 import torch
 from torchmetrics import MeanSquaredError
 
-from composer.core import Algorithm, Callback, Evaluator, Event, State
+from composer.core import Algorithm, Callback, DataSpec, Evaluator, Event, State
 from composer.models import ComposerModel
 from composer.testing import deep_compare, run_on_ranks
 from composer.trainer import Trainer, construction
+from composer.trainer.construction import RunSettings
 from composer.trainer.microbatch import DistributedMicrobatchSearch
 from composer.trainer.options import Arguments
 from composer.trainer.ranks import DataParallel
-from composer.trainer.settings import RunSettings
 from composer.utils import dist
 from composer.utils.misc import get_free_tcp_port
 from composer.utils.parallelism import FSDP2Config
@@ -286,7 +286,7 @@ def failures() -> dict[str, str]:
         state.fsdp_config = FSDP2Config()
         settings = RunSettings(state, model, DataParallel(None, TIMEOUT))
         options = Arguments(
-            train_dataloader=batches_of(HALVES[0]),
+            train_dataloader=DataSpec(batches_of(HALVES[0])),
             train_dataloader_label="train",
             train_subset_num_batches=-1,
             device_train_microbatch_size="auto",

@@ -12,7 +12,8 @@ from composer.core import Algorithm, Event, Precision, State
 from composer.devices import DeviceCPU, DeviceGPU
 from composer.loggers import Logger
 from composer.testing import SimpleModel, deep_compare
-from composer.trainer.precision import ClosureGradScaler, resolve_precision
+from composer.trainer.construction import resolve_precision
+from composer.trainer.precision import ClosureGradScaler
 
 MakeTrainer = Any  # the fixture's class, in conftest.py
 

@@ -13,7 +13,7 @@ from shared_runs import generated
 from torch.utils.data import DataLoader, TensorDataset
 
 from composer.callbacks.checkpoint_saver import CheckpointSaver
-from composer.core import Callback, Evaluator, State
+from composer.core import Callback, DataSpec, Evaluator, State
 from composer.devices import DeviceCPU
 from composer.loggers import Logger
 from composer.optim import ConstantScheduler, LinearScheduler
@@ -72,9 +72,9 @@ def test_workers_pin_batches_for_a_gpu(
 
     assert (train.pin_memory, evaluation.pin_memory) == (pinned, pinned)
     replaced, other = loaders(num_workers)
-    trainer._settings.replace_train_data(
+    trainer._settings.set_train_data(
         Arguments(
-            train_dataloader=replaced,
+            train_dataloader=DataSpec(replaced),
             train_dataloader_label=None,
             train_subset_num_batches=None,
             device_train_microbatch_size=None,

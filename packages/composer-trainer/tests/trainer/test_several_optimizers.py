@@ -270,7 +270,7 @@ def test_a_schedule_of_a_foreign_optimizer_is_refused(make_trainer: MakeTrainer)
 
     with pytest.raises(ValueError, match="must have the run's optimizers as keys, got AdamW"):
         make_trainer(model=model, schedulers={second: LinearScheduler()})
-    with pytest.raises(ValueError, match="must give a torch scheduler to the optimizer that it was made for"):
+    with pytest.raises(ValueError, match="belongs to another AdamW; the run trains with AdamW, which"):
         make_trainer(model=model, optimizers=[first, second], schedulers={first: scheduler})
 
 

@@ -47,8 +47,8 @@ class MosaicMLLogger(LoggerDestination):
 
     Rank 0 collects the latest value of each key and sends them all with `mcli.update_run_metadata` every `log_interval`
     seconds and at the end, from a thread: no step waits. Keys get the prefix "mosaicml/". Without `mcli` or outside a
-    run of the platform (no environment variable RUN_NAME), the logger does nothing. The Trainer adds one on the
-    platform.
+    run of the platform (no environment variable RUN_NAME), the logger does nothing. Pass it as `loggers=...`: the
+    Trainer does not add one.
 
     Besides metrics and hyperparameters it sends `model_initialized_time`, `checkpoint_resumed_path`, `wandb/run_url`,
     `mlflow/run_url`, `train_started_time`, `train_finished_time`, `checkpoint_uploaded_time` (when the uploads of a
@@ -234,12 +234,6 @@ class MosaicMLLogger(LoggerDestination):
         mcli = import_module("mcli")
         mcli.update_run_metadata(self.run_name, dict(self._unsent), future=True, protect=True).result()
         self._unsent = {}  # what could not be sent is part of the next request
-
-
-def is_requested() -> bool:
-    """Return True if the environment is a run of the platform, in which the Trainer adds a `MosaicMLLogger`."""
-    on_platform = os.environ.get(MOSAICML_PLATFORM_ENV_VAR, "").lower() == "true"
-    return on_platform and bool(os.environ.get(MOSAICML_ACCESS_TOKEN_ENV_VAR))
 
 
 def _progress(state: State) -> dict[str, str]:

@@ -1,42 +1,90 @@
-"""The parts of a run that only the Trainer's constructor builds, in the order in which it builds them.
+"""The construction of a `Trainer`, top to bottom: `TrainerParts._construct` names the steps in their order.
 
-These are the ranks, the state with model and optimizer, the loggers and callbacks, and the saver of checkpoints.
+`RunSettings`, below it, holds what `fit` can change later: data, evaluators, length, schedules and scaler.
 """
 
 from __future__ import annotations
 
 import atexit
+import copy
 import logging
 import operator
 import os
+import platform
 import random
 import sys
 import time
 import warnings
-from collections.abc import Sequence
-from typing import Any, Protocol, SupportsIndex
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any, Protocol
 
 import torch
 import torch.distributed
+from torch.optim.lr_scheduler import LRScheduler
+from tqdm import tqdm
 
+from composer import checkpoint
 from composer.callbacks.checkpoint_saver import CheckpointSaver
-from composer.core import Algorithm, Callback, Precision, State
+from composer.checkpoint.autoresume import check_load_path, find_checkpoint
+from composer.checkpoint.resume import RunProgress
+from composer.checkpoint.storage import without_password
+from composer.core import (
+    Algorithm,
+    Callback,
+    DataSpec,
+    Engine,
+    Evaluator,
+    Event,
+    Precision,
+    State,
+    Time,
+    Timestamp,
+    TimeUnit,
+    ensure_data_spec,
+)
+from composer.core.data_spec import check_ends, check_microbatch_size, is_endless
+from composer.core.precision import validate_precision
 from composer.devices import Device
-from composer.distributed import DDPSyncStrategy
-from composer.loggers import LoggerDestination
+from composer.loggers import Logger, LoggerDestination
 from composer.loggers.console_logger import ConsoleLogger
+from composer.loggers.file_logger import FileLogger
 from composer.loggers.progress_bar_logger import ProgressBarLogger
+from composer.loop.driver import Driver
 from composer.loop.hosted_run import algorithms_in
+from composer.loop.position import LoaderPosition
 from composer.models import ComposerModel
-from composer.models.module_with_loss import ModuleWithLoss, as_composer_model
-from composer.trainer.microbatch import check_not_profiled
-from composer.trainer.optimizers import build_optimizers, is_function
-from composer.trainer.options import Arguments, check_distinct, described
+from composer.models.module_with_loss import ModuleWithLoss, as_composer_model, user_model_name
+from composer.optim import compile_composer_scheduler, scale_pytorch_scheduler
+from composer.trainer.evaluation import Evaluation
+from composer.trainer.history import RunHistory
+from composer.trainer.metrics import TrainMetrics
+from composer.trainer.microbatch import check_not_profiled, check_not_sharded
+from composer.trainer.optimizers import (
+    OptimizerFactory,
+    build_optimizers,
+    check_alternating_optimizers,
+    check_optimizers,
+    check_schedulers,
+    is_function,
+)
+from composer.trainer.options import Arguments, check_branch, check_distinct, described, weights_only
+from composer.trainer.precision import ClosureGradScaler
 from composer.trainer.ranks import DataParallel, SingleProcess
 from composer.trainer.remote_files import RemoteFiles, check_uris
-from composer.utils import dist, ensure_tuple, is_uri, parse_uri, reproducibility
-from composer.utils.import_helpers import import_from_distribution
-from composer.utils.parallelism import ParallelismConfig
+from composer.utils import (
+    dist,
+    ensure_tuple,
+    extract_hparams,
+    get_device,
+    is_uri,
+    needs_closure,
+    parse_uri,
+    reproducibility,
+)
+from composer.utils.collect_env import get_composer_env
+from composer.utils.module_surgery import warn_about_narrow_convolutions
+from composer.utils.numbers import plain_number
 from composer.utils.terminal import open_stream
 
 log = logging.getLogger(__name__)
@@ -48,40 +96,338 @@ _ADJECTIVES = "amber bold brisk calm clever eager fair gentle keen lively lucid 
 _NOUNS = "badger beaver cedar comet falcon fjord harbor heron lynx maple meadow otter raven sparrow willow wren".split()
 
 
-def set_python_log_level(level: str | None) -> None:
-    """Show the library's log records from `level` on, on stderr."""
-    if level is None:
-        return
-    if not isinstance(logging.getLevelName(level.upper()), int):
-        raise ValueError(
-            f"`python_log_level` must be 'debug', 'info', 'warning', 'error' or 'critical', got {level!r}."
+class TrainerProfiler(Protocol):
+    """The interface of the Trainer's `profiler`; `composer.profiler.Profiler` implements it."""
+
+    @property
+    def remote_filenames(self) -> Sequence[str]:
+        """The URIs of files that it uploads."""
+
+    def bind_to_state(self, state: State) -> None:
+        """Add the profiler to the callbacks of the run."""
+
+
+class TrainerParts:
+    """Builds the parts of a `Trainer`, and nothing else; see there for the public attributes."""
+
+    state: State
+    logger: Logger
+    engine: Engine
+
+    def _construct(self, arguments: Arguments) -> None:
+        check_branch(arguments)
+        arguments.warn_without_effect(
+            any(isinstance(each, CheckpointSaver) for each in ensure_tuple(arguments.callbacks))
         )
+        self._branch_duration = arguments.branch_duration
+        self.auto_log_hparams, self.python_log_level = arguments.auto_log_hparams, arguments.python_log_level
+        if arguments.python_log_level is not None:
+            _show_log_records(arguments.python_log_level)
+        # The stream for messages to the user; None: show nothing.
+        is_shown = arguments.progress_bar or arguments.log_to_console
+        self._stream = open_stream(arguments.console_stream) if is_shown else None
+        self._description_logged = False
+
+        compile_config = self._build_state(arguments)
+        self._build_engine(arguments)
+        optimizers, schedulers = self._run_init(arguments)
+        # After INIT, where algorithms may replace the model and its metrics, and scale the length of the run.
+        self._settings = RunSettings(self.state, self._model, self._parallel)
+        self._settings.set_train_data(arguments)
+        if arguments.eval_dataloader is not None:
+            self._settings.set_evaluators(arguments)
+        arguments = arguments.replaced(schedulers=schedulers)
+        self._settings.check_schedulers(arguments)
+        self._settings.set_max_duration(arguments)
+        self._settings.set_schedulers(arguments)
+        self.engine.run_event(Event.BEFORE_LOAD)
+        self._settings.set_scaler()  # after INIT, where an algorithm may wrap the optimizer in one that needs closures
+        self._load(arguments)
+        self.engine.run_event(Event.AFTER_LOAD)
+        check_alternating_optimizers(self._model, optimizers, self.state.optimizers)
+        self._wrap_model(compile_config)
+
+    def _build_state(self, arguments: Arguments) -> dict[str, Any] | None:
+        """Connect the ranks, place model and optimizers on the device, the same on all ranks, and make the state.
+
+        Returns:
+            The arguments of `torch.compile`; None: the model is not compiled.
+        """
+        model = arguments.model
+        compile_config: dict[str, Any] | None = arguments.compile_config
+        original = getattr(model, "_orig_mod", None)
+        if original is not None:
+            log.warning(
+                "`model` is already compiled with `torch.compile`: it is unwrapped, and compiled again at the end."
+            )
+            model = original
+        if compile_config is None and (original is not None or arguments.compile_step):
+            compile_config = {}
+        model = self._model = as_composer_model(
+            model,
+            arguments.loss,
+            arguments.metrics,
+            input_key=arguments.input_key,
+            target_key=arguments.target_key,
+        )
+        device = get_device() if arguments.device is None else arguments.device
+        precision = resolve_precision(arguments.precision, device)
+        parallel = self._parallel = _connect_ranks(device, arguments)
+        optimizers = [] if is_function(arguments.optimizers) else build_optimizers(model, arguments.optimizers)
+        run_name = parallel.broadcast(generate_run_name() if arguments.run_name is None else arguments.run_name)
+        if arguments.deterministic_mode:
+            reproducibility.configure_deterministic_mode()
+        # All ranks have the same seed at first, so that module surgery makes the same choices everywhere.
+        largest = reproducibility.MAX_SEED - (parallel.world_size - 1)
+        drawn = reproducibility.get_random_seed() % (largest + 1) if arguments.seed is None else arguments.seed
+        seed = parallel.broadcast(operator.index(drawn))
+        if not 0 <= seed <= largest:
+            raise ValueError(f"`seed` must be from 0 to {largest}, so that every rank gets one, got {seed!r}.")
+        reproducibility.seed_all(seed)
+        placed = parallel.to_device(model, device)
+        parallel.sync_module_states(placed)
+        for optimizer in optimizers:
+            device.optimizer_to_device(optimizer)
+        algorithms = algorithms_in(arguments.algorithms)
+        check_distinct("algorithms", algorithms)
+        if isinstance(model, ModuleWithLoss):
+            _check_keys(model, algorithms)
+        self.state = State(
+            model=placed,
+            rank_zero_seed=seed,
+            run_name=run_name,
+            device=device,
+            precision=precision,
+            precision_config=arguments.precision_config,
+            optimizers=optimizers,
+            algorithms=algorithms,
+            save_metrics=arguments.save_metrics,
+        )
+        parallel.describe_sharding(self.state)
+        self.accumulate_train_batch_on_tokens = arguments.accumulate_train_batch_on_tokens
+        self._compile_step_config = compile_config if arguments.compile_step else None
+        self.local_hparams: dict[str, Any] = {}
+        if arguments.auto_log_hparams:
+            self.local_hparams = extract_hparams(arguments.loggable()) | {
+                "is_model_compiled": compile_config is not None,
+                "auto_microbatching": arguments.device_train_microbatch_size == "auto",
+                "num_optimizers": len(ensure_tuple(arguments.optimizers)),
+                "rank_zero_seed": seed,
+            }
+        return compile_config
+
+    def _build_engine(self, arguments: Arguments) -> None:
+        """Make loggers, callbacks, the saver of checkpoints and the engine that runs them."""
+        state, profiler = self.state, arguments.profiler
+        destinations, callbacks = _build_loggers(arguments)
+        saver = self._checkpoint_saver = _add_saver(arguments, callbacks, destinations)
+        if profiler is not None:
+            if isinstance(profiler, type) or not hasattr(profiler, "bind_to_state"):
+                raise TypeError(
+                    f"`profiler` must be a `composer.profiler.Profiler`, got {profiler!r}. Pass `Profiler(...)`."
+                )
+            warnings.warn(
+                "The profiler is enabled. Profiling adds overhead to training: do not compare its speed.", stacklevel=4
+            )
+            state.profiler = profiler
+            profiler.bind_to_state(state)  # adds its callbacks to those of the state
+        if arguments.autoresume:
+            for destination in destinations:
+                if isinstance(destination, FileLogger):
+                    destination.append = True  # to the log of the previous launch
+        if saver is not None:  # before INIT, where loggers start runs of their services
+            saver.reserve(state, arguments.delivery_timeout)
+        uris: list[str] = []  # of files that the profiler and callbacks name, and that no logger uploads
+        names = [getattr(callback, "remote_file_name", None) for callback in callbacks]
+        for name in (*getattr(profiler, "remote_filenames", ()), *names):
+            # A logger such as `RemoteUploaderDownloader` tells by its method `serves` which URIs it uploads.
+            uploaders = (getattr(each, "serves", None) for each in destinations)
+            is_remote = isinstance(name, str) and is_uri(name)
+            if is_remote and not any(callable(serves) and serves(name) is True for serves in uploaders):
+                uris.append(name)
+        if uris or self._parallel.world_size > 1:
+            check_uris(uris, state.run_name)
+        if uris:
+            destinations.append(RemoteFiles(uris))
+        self.logger = Logger(state, destinations, delivery_timeout=arguments.delivery_timeout)
+        state.callbacks = [*destinations, *callbacks, *state.callbacks]
+        self.engine = Engine(state, self.logger, arguments.algorithm_passes)
+        self._model.logger = self.logger
+
+    def _run_init(self, arguments: Arguments) -> tuple[Any, Any]:
+        """Run INIT, where algorithms change the model, and then make the metrics.
+
+        Returns:
+            The optimizers and the schedulers, as the user has given them or as the function `optimizers` has made them.
+        """
+        state, optimizers, schedulers = self.state, arguments.optimizers, arguments.schedulers
+        if is_function(optimizers):
+            factory = OptimizerFactory(optimizers)  # it acts when the model has its final layers
+            state.algorithms = [*state.algorithms, factory]
+            self.engine.run_event(Event.INIT)
+            state.algorithms = [each for each in state.algorithms if each is not factory]
+            optimizers = factory.optimizers
+            if factory.schedulers and schedulers is not None:
+                raise ValueError(
+                    "`schedulers` must not be given if the function `optimizers` returns some, too. Leave one out."
+                )
+            schedulers = factory.schedulers or schedulers
+        else:
+            self.engine.run_event(Event.INIT)
+        self._model = _checked_model(state.model)
+        self._model.logger = self.logger
+        check_optimizers(state.optimizers, self._model, changed_by="an algorithm")
+        self._log_hparams()
+        state.train_metrics = dict(copy.deepcopy(self._model.get_metrics(is_train=True)))
+        self._parallel.prepare_metrics(state.train_metrics.values())
+        defer = self._parallel.world_size == 1
+        self._metrics = TrainMetrics(state, self._model, defer, self._parallel.reshard)
+        self._history = RunHistory()
+        driver = Driver(self.engine)
+        self._evaluation = Evaluation(state, driver, self.logger, self._model, self._parallel, self._history)
+        self._evaluation.modes.eval()  # the mode outside `fit`
+        return optimizers, schedulers
+
+    def _log_hparams(self) -> None:
+        """Log the arguments if requested, and versions, nodes and devices.
+
+        The commit is that of an installation from a repository; a release has none, and logs none.
+        """
+        import composer
+
+        if self.local_hparams:
+            self.logger.log_hyperparameters(self.local_hparams)
+        local_world_size = dist.get_local_world_size()
+        commit = os.environ.get("COMPOSER_COMMIT_HASH") or get_composer_env().composer_commit_hash
+        self.logger.log_hyperparameters(
+            {
+                "composer_version": composer.__version__,
+                **({} if commit is None else {"composer_commit_hash": commit}),
+                "num_nodes": dist.get_world_size() // local_world_size,
+                f"num_{self.state.device.name}s_per_node": local_world_size,
+                "node_name": os.environ.get("NODENAME") or platform.node(),
+            }
+        )
+
+    def _load(self, arguments: Arguments) -> None:
+        """Shard the model among ranks and load the requested checkpoint."""
+        state, parallel, saver = self.state, self._parallel, self._checkpoint_saver
+        self._position = LoaderPosition(state, self._metrics, spin=arguments.spin_dataloaders)
+        # Before the checkpoint is loaded: it describes the arguments of this launch.
+        progress = self._progress = state.resumption = RunProgress(
+            state, self._settings, self._position, self._evaluation, self._announce, arguments.branch_duration
+        )
+        own: str | None = None  # the run's own checkpoint, which `autoresume` has found, and which is loaded whole
+        with parallel.report_lost_ranks(), ExitStack() as downloads:
+            if arguments.autoresume and saver is not None:
+                newest = find_checkpoint(saver, state, self.logger.destinations, arguments.load_progress_bar, downloads)
+                saver.continues = True  # files of other runs have been rejected
+                if newest is None:
+                    self._announce(
+                        f"No checkpoint of the run {state.run_name!r} was found; it starts from the beginning."
+                    )
+                else:
+                    path, own = newest
+                    arguments = arguments.replaced(
+                        load_path=path,
+                        load_object_store=None,
+                        load_weights_only=False,
+                        load_ignore_keys=None,
+                        load_exclude_algorithms=None,
+                        branch_duration=None,
+                    )
+            if arguments.load_path is not None and own is None:
+                arguments = arguments.replaced(load_path=os.path.expanduser(os.fspath(arguments.load_path)))
+                if arguments.load_object_store is None:
+                    check_load_path(arguments.load_path, state.run_name)
+            if arguments.load_path is None:
+                parallel.shard(state)
+            else:
+                self._load_checkpoint(arguments, own)
+        if own is None:
+            progress.reset_fit_count()
+        else:
+            progress.check_branch()
+            if saver is not None:
+                saver.resumed_at = state.timestamp.batch
+        model = _checked_model(state.model)
+        if model is not self._model:  # an algorithm of the checkpoint has replaced it
+            self._model = self._settings.model = self._evaluation.model = model
+            model.logger = self.logger
+            # The metrics are the new model's already, and may be loaded.
+            for metrics in (state.train_metrics, *state.eval_metrics.values()):
+                parallel.prepare_metrics(metrics.values())
+            self._metrics.set_model(model)
+        self.logger.log_hyperparameters({"rank_zero_seed": state.rank_zero_seed})  # loading may have changed it
+
+    def _load_checkpoint(self, arguments: Arguments, own: str | None) -> None:
+        """Load `load_path`; the model is sharded among ranks as soon as its structure is final.
+
+        The run records, and the log names, the checkpoint as `own`: the path may be that of a downloaded copy.
+        """
+        state, run_name = self.state, self.state.run_name
+        checkpoint.load_checkpoint(
+            arguments.load_path,
+            state,
+            self.logger,
+            arguments.load_object_store,
+            weights_only(arguments),
+            arguments.load_strict_model_weights,
+            arguments.load_progress_bar,
+            arguments.load_ignore_keys,
+            arguments.load_exclude_algorithms,
+            arguments.algorithm_passes,
+            shard=lambda: self._parallel.shard(state),
+        )
+        if arguments.branch_duration is not None and state.run_name == run_name:
+            raise ValueError(
+                f"`run_name` must be a name of its own for a branch, got {run_name!r}, the name of the run that saved "
+                f"`load_path`: its checkpoints could replace each other's. Use for example '{run_name}-branch'."
+            )
+        state.run_name, state.load_path, now = run_name, own or os.fspath(arguments.load_path), state.timestamp
+        run = f"The run, at epoch {now.epochs} and batch {now.batches},"
+        self._announce(
+            f"{'Weights' if weights_only(arguments) else run} loaded from {without_password(state.load_path)}."
+        )
+
+    def _wrap_model(self, compile_config: dict[str, Any] | None) -> None:
+        """Wrap and compile the model, once all module surgery is done and everything is loaded."""
+        self._evaluation.modes.check()
+        # Surgery has drawn random numbers; training starts from the seed whatever the algorithms.
+        reproducibility.seed_all(self.state.seed)
+        self.state.model = self._parallel.wrap(self.state.model, self.state.algorithms)
+        if compile_config is not None:
+            self._compile_model(compile_config)
+
+    def _compile_model(self, config: dict[str, Any]) -> None:
+        options = config.get("options") or {}
+        if config.get("backend", "inductor") == "inductor" and options.get("layout_optimization", True):
+            advice = 'pass `compile_config={"options": {"layout_optimization": False}}`'
+            warn_about_narrow_convolutions(self._model, "`torch.compile` can choose", advice, stacklevel=6)
+        self.state.model.compile(**config)
+
+    def _announce(self, text: str) -> None:
+        """Show a message to the user: in the log and, with a progress bar or console logger, on its stream."""
+        log.info("%s", text)
+        if self._stream is not None and dist.get_global_rank() == 0:
+            tqdm.write(text, file=self._stream)  # above a progress bar, which would share its line
+            self._stream.flush()
+
+
+# ---- the parts, in the order in which they are built ----
+
+
+def _show_log_records(level: str) -> None:
+    """Show the library's log records from `level` on, on stderr."""
     rank = os.environ.get("RANK", "0")
     logging.basicConfig(
         format=f"%(asctime)s: rank{rank}[%(process)d][%(threadName)s]: %(levelname)s: %(name)s: %(message)s",
         stream=open_stream("stderr"),
     )
-    logging.getLogger("composer").setLevel(level.upper())
+    logging.getLogger("composer").setLevel(level)
 
 
-def build_model(arguments: Arguments) -> tuple[ComposerModel, bool]:
-    """Return the model, with a loss if it has none, and True if it was compiled with `torch.compile`.
-
-    Raises:
-        TypeError: `model` is not a module.
-        ValueError: It has no loss and none is given, or has one and others are given.
-    """
-    model = arguments.model
-    original = getattr(model, "_orig_mod", None)
-    compiled = original is not None
-    if compiled:
-        log.warning("`model` is already compiled with `torch.compile`: it is unwrapped, and compiled again at the end.")
-        model = original
-    names = ("loss", "metrics", "input_key", "target_key")
-    return as_composer_model(model, **{name: getattr(arguments, name) for name in names}), compiled
-
-
-def check_model(model: Any) -> ComposerModel:
+def _checked_model(model: Any) -> ComposerModel:
     """Return the model after algorithms have changed it.
 
     Raises:
@@ -92,20 +438,32 @@ def check_model(model: Any) -> ComposerModel:
     return model
 
 
-def connect_ranks(device: Device, arguments: Arguments) -> SingleProcess:
-    """Return the ranks of the run; initialize the process group if there is more than one process.
+def resolve_precision(precision: Precision | None, device: Device) -> Precision:
+    """Return the given precision, or the device's default.
 
-    Args:
-        device: The device of this rank, which determines the backend.
-        arguments: The Trainer's arguments.
+    On a GPU that is bf16, whose range is that of fp32, so that losses need no scaling; on one without bf16 units, fp16;
+    elsewhere, fp32.
 
     Raises:
-        ValueError: An argument is invalid.
+        ValueError: The device does not support the precision.
+    """
+    if precision is None:
+        precision = Precision.FP32
+        if device.name == "gpu":
+            has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+            precision = Precision.AMP_BF16 if has_bf16 else Precision.AMP_FP16
+    validate_precision(precision, device)
+    return precision
+
+
+def _connect_ranks(device: Device, arguments: Arguments) -> SingleProcess:
+    """Return the ranks of the run; initialize the process group if there is more than one process.
+
+    Raises:
         RuntimeError: Environment variables to reach the other ranks are missing, the device has no backend, or the
             process group exists with another backend.
     """
-    strategy, seconds = _check_strategy(arguments.ddp_sync_strategy), float(arguments.dist_timeout)
-    config = ParallelismConfig.of(arguments.parallelism_config)
+    config, strategy, seconds = arguments.parallelism_config, arguments.ddp_sync_strategy, arguments.dist_timeout
     if dist.get_world_size() == 1 and config is None:
         return SingleProcess()
     missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
@@ -128,21 +486,6 @@ def connect_ranks(device: Device, arguments: Arguments) -> SingleProcess:
     return ShardedParallel(config, device, strategy, seconds)
 
 
-def _check_strategy(strategy: Any) -> DDPSyncStrategy | None:
-    """Convert the argument `ddp_sync_strategy`.
-
-    Raises:
-        ValueError: The strategy is unknown.
-    """
-    if strategy is None or isinstance(strategy, DDPSyncStrategy):
-        return strategy
-    known = [member.value for member in DDPSyncStrategy]
-    if not isinstance(strategy, str) or strategy.lower() not in known:
-        names = ", ".join(f"'{name}'" for name in known)
-        raise ValueError(f"`ddp_sync_strategy` must be {names} or None, got {strategy!r}.")
-    return DDPSyncStrategy(strategy)
-
-
 def _release_last_exchange() -> None:
     """Let the threads of gloo drop the tensors of the last exchange, for which they need the interpreter.
 
@@ -162,59 +505,19 @@ def _destroy_group(group: Any) -> None:
         dist.destroy_process_group()
 
 
-def build_state(
-    model: ComposerModel,
-    arguments: Arguments,
-    device: Device,
-    precision: Precision,
-    parallel: SingleProcess,
-) -> State:
-    """Place the model and its optimizers on the device, the same on all ranks, and return the run's state.
-
-    Args:
-        model: The model.
-        arguments: The Trainer's arguments.
-        device: The device of this rank.
-        precision: The numerical precision.
-        parallel: The ranks of the run.
-
-    Raises:
-        TypeError: An algorithm is not an `Algorithm`, or `optimizers` is not an optimizer.
-        ValueError: An algorithm is given twice, or the seed or the optimizers cannot be used.
-    """
-    optimizers = [] if is_function(arguments.optimizers) else build_optimizers(model, arguments.optimizers)
-    run_name = parallel.broadcast(generate_run_name() if arguments.run_name is None else arguments.run_name)
-    seed = _seed_run(arguments.seed, arguments.deterministic_mode, parallel)
-    placed = parallel.to_device(model, device)
-    parallel.sync_module_states(placed)
-    for optimizer in optimizers:
-        device.optimizer_to_device(optimizer)
-    algorithms = algorithms_in(arguments.algorithms)
-    check_distinct("algorithms", algorithms)
-    _check_keys(model, algorithms)
-    state = State(
-        model=placed,
-        rank_zero_seed=seed,
-        run_name=run_name,
-        device=device,
-        precision=precision,
-        precision_config=arguments.precision_config,
-        optimizers=optimizers,
-        algorithms=algorithms,
-        save_metrics=arguments.save_metrics,
-    )
-    parallel.describe_sharding(state)
-    return state
+def generate_run_name() -> str:
+    """Return the run name of the environment (COMPOSER_RUN_NAME, RUN_NAME), otherwise the time and two words."""
+    name = os.environ.get("COMPOSER_RUN_NAME") or os.environ.get("RUN_NAME")
+    generator = random.Random()  # not the global one: the seed must not depend on whether a name is given
+    return name or f"{int(time.time())}-{generator.choice(_ADJECTIVES)}-{generator.choice(_NOUNS)}"
 
 
-def _check_keys(model: ComposerModel, algorithms: Sequence[Algorithm]) -> None:
+def _check_keys(model: ModuleWithLoss, algorithms: Sequence[Algorithm]) -> None:
     """Check that algorithms find inputs and targets where the model does.
 
     Raises:
         ValueError: An algorithm has a different key than the `Trainer`.
     """
-    if not isinstance(model, ModuleWithLoss):
-        return
     for name in ("input_key", "target_key"):
         key = getattr(model, name)
         if key is None or callable(key):  # a function only reads: algorithms need a key of their own
@@ -232,99 +535,32 @@ def _check_keys(model: ComposerModel, algorithms: Sequence[Algorithm]) -> None:
                 )
 
 
-def generate_run_name() -> str:
-    """Return the run name of the environment (COMPOSER_RUN_NAME, RUN_NAME), otherwise the time and two words."""
-    for variable in ("COMPOSER_RUN_NAME", "RUN_NAME"):
-        if os.environ.get(variable):
-            return os.environ[variable]
-    generator = random.Random()  # not the global one: the seed must not depend on whether a name is given
-    return f"{int(time.time())}-{generator.choice(_ADJECTIVES)}-{generator.choice(_NOUNS)}"
-
-
-def _seed_run(seed: SupportsIndex | None, deterministic_mode: bool, parallel: SingleProcess) -> int:
-    """Seed all ranks with the same number, so that module surgery makes the same choices everywhere.
-
-    Args:
-        seed: The seed; None draws one.
-        deterministic_mode: Use deterministic operations only.
-        parallel: The ranks of the run.
-
-    Returns:
-        The seed of rank 0. Rank r trains with `seed + r`.
-
-    Raises:
-        ValueError: The seed of a rank is out of range.
-    """
-    if deterministic_mode:
-        reproducibility.configure_deterministic_mode()
-    largest = reproducibility.MAX_SEED - (parallel.world_size - 1)
-    drawn = reproducibility.get_random_seed() % (largest + 1) if seed is None else seed
-    chosen = parallel.broadcast(operator.index(drawn))
-    if not 0 <= chosen <= largest:
-        raise ValueError(f"`seed` must be from 0 to {largest}, so that every rank gets one, got {chosen!r}.")
-    reproducibility.seed_all(chosen)
-    return chosen
-
-
-class TrainerProfiler(Protocol):
-    """The interface of the Trainer's `profiler`; `composer.profiler.Profiler` implements it."""
-
-    @property
-    def remote_filenames(self) -> Sequence[str]:
-        """The URIs of files that it uploads."""
-
-    def bind_to_state(self, state: State) -> None:
-        """Add the profiler to the callbacks of the run."""
-
-
-def bind_profiler(arguments: Arguments, state: State) -> None:
-    """Profile a run, unless `profiler` is None.
-
-    Raises:
-        ValueError: The microbatch size is searched for.
-        TypeError: `profiler` is not a profiler.
-    """
-    profiler = arguments.profiler
-    if profiler is None:
-        return
-    check_not_profiled(profiler, arguments.device_train_microbatch_size)
-    if isinstance(profiler, type) or not hasattr(profiler, "bind_to_state"):
-        raise TypeError(f"`profiler` must be a `composer.profiler.Profiler`, got {profiler!r}. Pass `Profiler(...)`.")
-    warnings.warn(
-        "The profiler is enabled. Profiling adds overhead to training: do not compare its speed.",
-        stacklevel=4,
-    )
-    state.profiler = profiler
-    profiler.bind_to_state(state)
-
-
-def build_loggers(
-    arguments: Arguments,
-) -> tuple[list[LoggerDestination], list[Callback]]:
+def _build_loggers(arguments: Arguments) -> tuple[list[LoggerDestination], list[Callback]]:
     """Return the loggers, with progress bar and console logger unless the user gives them, and the callbacks.
-
-    On the MosaicML platform, its logger is added as well.
 
     Raises:
         TypeError: An object is not a logger or a callback.
         ValueError: An object is given twice.
     """
-    destinations, others = list(ensure_tuple(arguments.loggers)), list(ensure_tuple(arguments.callbacks))
-    for argument, items, kind in (("loggers", destinations, LoggerDestination), ("callbacks", others, Callback)):
+    destinations, callbacks = list(ensure_tuple(arguments.loggers)), list(ensure_tuple(arguments.callbacks))
+    interface = [name for name in dir(LoggerDestination) if not name.startswith("_")]
+    for argument, items, kind in (("loggers", destinations, LoggerDestination), ("callbacks", callbacks, Callback)):
         for item in items:
-            if not isinstance(item, kind) and not (kind is LoggerDestination and _acts_as_logger(item)):
+            is_right = isinstance(item, kind)
+            if kind is LoggerDestination and not isinstance(item, type):  # a mock has everything that a logger has
+                is_right = is_right or all(hasattr(item, name) for name in interface)
+            if not is_right:
                 kinds = {"algorithms": Algorithm, "callbacks": Callback}
                 hint = "".join(f" Pass it in `{name}`." for name, other in kinds.items() if isinstance(item, other))
                 raise TypeError(f"`{argument}` must hold `{kind.__name__}` objects, got {described(item)}.{hint}")
-    check_distinct("loggers", destinations)
-    check_distinct("callbacks", others)
-    check_distinct("callbacks` and `loggers", [*destinations, *others])
-    destinations += [each for each in others if isinstance(each, LoggerDestination)]
-    others = [each for each in others if not isinstance(each, LoggerDestination)]
+        check_distinct(argument, items)
+    check_distinct("callbacks` and `loggers", [*destinations, *callbacks])
+    destinations += [each for each in callbacks if isinstance(each, LoggerDestination)]
+    callbacks = [each for each in callbacks if not isinstance(each, LoggerDestination)]
     if arguments.progress_bar and arguments.log_to_console:
         warnings.warn(
             "`progress_bar` and `log_to_console` are both on and write over each other. Set one of them to False.",
-            stacklevel=4,
+            stacklevel=5,
         )
     requested: list[tuple[Any, dict[str, Any]]] = []
     if arguments.progress_bar:
@@ -335,69 +571,61 @@ def build_loggers(
         if any(type(destination) is cls for destination in destinations):
             warnings.warn(
                 f"`loggers` already contains a `{cls.__name__}`, which is used; the Trainer's argument has no effect.",
-                stacklevel=4,
+                stacklevel=5,
             )
         else:
             destinations.append(cls(stream=arguments.console_stream, log_traces=arguments.log_traces, **settings))
-    if os.environ.get("MOSAICML_PLATFORM", "").lower() == "true" and os.environ.get("MOSAICML_ACCESS_TOKEN_FILE"):
-        _add_platform_logger(destinations)
-    return destinations, others
+    return destinations, callbacks
 
 
-def _add_platform_logger(destinations: list[LoggerDestination]) -> None:
-    """Add the logger of the MosaicML platform, unless there is one; warn if its package is not installed."""
-    name = "composer.loggers.MosaicMLLogger"
-    try:
-        cls = import_from_distribution("composer.loggers.mosaicml_logger", "MosaicMLLogger", "composer-compat", name)
-    except ModuleNotFoundError as error:
-        warnings.warn(f"Nothing is sent to the MosaicML platform: {error}", stacklevel=4)
-        return
-    if not any(isinstance(destination, cls) for destination in destinations):
-        destinations.append(cls())
-
-
-def _acts_as_logger(item: Any) -> bool:
-    """Return True if an object has everything that a logger has, as mocks do."""
-    names = (name for name in dir(LoggerDestination) if not name.startswith("_"))
-    return not isinstance(item, type) and all(hasattr(item, name) for name in names)
-
-
-def build_uploaders(
-    state: State, callbacks: Sequence[Callback], destinations: Sequence[LoggerDestination]
-) -> list[LoggerDestination]:
-    """Return a logger that uploads the files that profiler and callbacks name by URIs; an empty list if none do.
-
-    Args:
-        state: The run, which may have a profiler.
-        callbacks: The user's callbacks.
-        destinations: The loggers; those that upload serve URIs in their buckets.
+def _add_saver(
+    arguments: Arguments, callbacks: list[Callback], destinations: Sequence[LoggerDestination]
+) -> CheckpointSaver | None:
+    """Return the saver of a run: the user's among the callbacks, or a new one, which is appended to them.
 
     Raises:
-        RuntimeError: Rank 0 cannot upload; there, its own error is raised.
+        ValueError: An option is invalid; or with `autoresume`, the run saves nothing, has no link to the latest
+            checkpoint, saves weights only, or has no name by which a relaunch finds it; or a logger uploads the
+            checkpoints in a way in which they are not found again.
     """
-    # A logger such as `RemoteUploaderDownloader` tells by its method `serves` which URIs it uploads.
-    uploaders = [serves for each in destinations if callable(serves := getattr(each, "serves", None))]
-    names = list(getattr(state.profiler, "remote_filenames", ()))
-    names += [getattr(callback, "remote_file_name", None) for callback in callbacks]
-    uris = [name for name in names if isinstance(name, str) and is_uri(name)]
-    uris = [uri for uri in uris if not any(serves(uri) is True for serves in uploaders)]
-    check_uris(uris, state.run_name)
-    return [RemoteFiles(uris)] if uris else []
-
-
-def check_uploaders(destinations: Sequence[LoggerDestination], saver: CheckpointSaver | None, autoresume: bool) -> None:
-    """Check that the checkpoints that loggers upload can be found again.
-
-    Args:
-        destinations: The loggers.
-        saver: The run's saver.
-        autoresume: The Trainer's `autoresume`.
-
-    Raises:
-        ValueError: A logger renames the link to the latest checkpoint, or uploads it before its checkpoint.
-    """
+    saver = next((callback for callback in callbacks if isinstance(callback, CheckpointSaver)), None)
+    if saver is None and arguments.save_folder is not None:
+        folder, latest = arguments.save_folder, arguments.save_latest_filename
+        remote = parse_uri(folder)[2].strip("/") if is_uri(folder) else "{run_name}/checkpoints"
+        saver = CheckpointSaver(
+            folder=folder,
+            filename=arguments.save_filename,
+            remote_file_name="/".join(filter(None, [remote, arguments.save_filename])),
+            latest_filename=latest,
+            latest_remote_file_name=None if latest is None else "/".join(filter(None, [remote, latest])),
+            save_interval=arguments.save_interval,
+            overwrite=arguments.save_overwrite,
+            num_checkpoints_to_keep=arguments.save_num_checkpoints_to_keep,
+            weights_only=arguments.save_weights_only,
+            ignore_keys=arguments.save_ignore_keys,
+            num_best_checkpoints_to_keep=arguments.save_num_best_checkpoints_to_keep,
+            monitor=arguments.save_monitor,
+            monitor_mode=arguments.save_monitor_mode,
+            asynchronous=arguments.save_async,
+        )
+        callbacks.append(saver)  # last, so that it saves what other callbacks change
+    if arguments.autoresume:
+        if saver is None:
+            raise ValueError("`autoresume=True` needs `save_folder`: the folder to save to and to resume from.")
+        if saver.latest_filename is None:
+            raise ValueError("`autoresume=True` needs `save_latest_filename`, the link to the latest checkpoint.")
+        if saver.weights_only:
+            raise ValueError(
+                "`autoresume=True` cannot continue from weights alone, which `save_weights_only=True` saves. Turn one "
+                "off."
+            )
+        if not (arguments.run_name or os.environ.get("COMPOSER_RUN_NAME") or os.environ.get("RUN_NAME")):
+            raise ValueError(
+                "`autoresume=True` needs a `run_name` (or the variable COMPOSER_RUN_NAME): the same for every launch "
+                "of one run, and another one for another run."
+            )
     if saver is None or saver.remote_root is not None:
-        return  # there are no checkpoints, or the saver uploads them itself
+        return saver  # there are no checkpoints, or the saver uploads them itself
     links = saver.remote_file_name is not None and saver.latest_remote_file_name is not None
     for uploader in destinations:
         kind = type(uploader).__name__  # one such as `RemoteUploaderDownloader` has these two attributes
@@ -409,64 +637,392 @@ def check_uploaders(destinations: Sequence[LoggerDestination], saver: Checkpoint
                 "`save_latest_filename`: the link would name a file that is not there. Pass "
                 "`save_latest_filename=None`."
             )
-        if autoresume and isinstance(concurrent, int) and concurrent != 1:
+        if arguments.autoresume and isinstance(concurrent, int) and concurrent != 1:
             raise ValueError(
                 "Multiple concurrent uploads is not currently supported when using autoresume: the link to the latest "
                 f"checkpoint could arrive before it. Pass `num_concurrent_uploads=1` to the `{kind}`."
             )
+    return saver
 
 
-def build_saver(arguments: Arguments, callbacks: Sequence[Callback]) -> tuple[CheckpointSaver | None, list[Callback]]:
-    """Return the saver of a run, and all callbacks with it.
+# ---- what `fit` can change later ----
+
+
+class RunSettings:
+    """Checks the data, evaluators, length and schedules of a run, and applies them to its state.
 
     Args:
-        arguments: The Trainer's arguments.
-        callbacks: The user's callbacks, which may include a `CheckpointSaver`.
+        state: The run's state.
+        model: The user's model, which provides the metrics.
+        parallel: The ranks of the run.
 
-    Raises:
-        ValueError: An option is invalid.
+    Attributes:
+        train_spec: The training data; None: not given yet.
+        step_every_batch: Step schedulers after every batch, otherwise after every epoch.
+        given_schedulers: The user's schedulers.
+        default_microbatch_size: The `batch_size` of the loader, if the user requests no size; see `BatchTrainer`.
     """
-    saver = next((callback for callback in callbacks if isinstance(callback, CheckpointSaver)), None)
-    if saver is not None or arguments.save_folder is None:
-        return saver, list(callbacks)
-    folder, latest = os.fspath(arguments.save_folder), arguments.save_latest_filename
-    remote = parse_uri(folder)[2].strip("/") if is_uri(folder) else "{run_name}/checkpoints"
-    saver = CheckpointSaver(
-        folder=folder,
-        filename=arguments.save_filename,
-        remote_file_name="/".join(filter(None, [remote, os.fspath(arguments.save_filename)])),
-        latest_filename=latest,
-        latest_remote_file_name=None if latest is None else "/".join(filter(None, [remote, os.fspath(latest)])),
-        save_interval=arguments.save_interval,
-        overwrite=arguments.save_overwrite,
-        num_checkpoints_to_keep=arguments.save_num_checkpoints_to_keep,
-        weights_only=arguments.save_weights_only,
-        ignore_keys=arguments.save_ignore_keys,
-        num_best_checkpoints_to_keep=arguments.save_num_best_checkpoints_to_keep,
-        monitor=arguments.save_monitor,
-        monitor_mode=arguments.save_monitor_mode,
-        asynchronous=arguments.save_async,
-    )
-    return saver, [*callbacks, saver]  # last, so that it saves what other callbacks change
+
+    def __init__(self, state: State, model: ComposerModel, parallel: SingleProcess) -> None:
+        self.state, self.model, self.parallel = state, model, parallel
+        self.train_spec: DataSpec | None = None
+        self.train_label = "train"
+        self.step_every_batch = True
+        self.default_microbatch_size: float | None = None
+        self._requested_size: Any = None  # the last `device_train_microbatch_size`
+        # Schedulers that need the length of the run to be built, the optimizers that they are for, and their ratio.
+        self._unbuilt: tuple[list[tuple[Any, Any]], float] | None = None
+        self._unsized: Any = None  # the training loader that `_check_epochs` has already warned about
+        self.given_schedulers: Sequence[Any] = ()
+
+    @property
+    def is_complete(self) -> bool:
+        """True if the training data is given and all schedulers are built."""
+        return self._unbuilt is None and self.train_spec is not None
+
+    def set_train_data(self, arguments: Arguments) -> None:
+        """Set the training data and the size of microbatches.
+
+        None leaves a setting unchanged; with a new loader, it is the default of the label and the number of batches.
+
+        Raises:
+            ValueError: The model has nothing to train, or a setting does not suit the loader or the device.
+        """
+        state, spec, label = self.state, arguments.train_dataloader, arguments.train_dataloader_label
+        length, subset = state._train_dataloader_len, arguments.train_subset_num_batches
+        is_new = spec is not None
+        if is_new:
+            self.train_spec, self.train_label, length = spec, "train", None
+        if is_new or arguments.device_train_microbatch_size is not None:
+            self._set_microbatch_size(arguments.device_train_microbatch_size)
+        if is_new:
+            self.parallel.check_loader(spec.dataloader, "train_dataloader")
+            pin_batches(spec.dataloader, state.device)
+            parameters = list(self.model.parameters())
+            if parameters and not any(parameter.requires_grad for parameter in parameters):
+                raise ValueError(
+                    f"`model` must have parameters that require gradients, got {user_model_name(self.model)}, all of "
+                    f"whose {len(parameters)} parameters are frozen: there is nothing to train. Call "
+                    f"`requires_grad_(True)` on the part to train, or leave `train_dataloader` out to evaluate only."
+                )
+            state.train_dataloader, state.train_data_spec = spec.dataloader, spec
+        if label is not None:
+            self.train_label = label
+        if self.train_spec is None or not (is_new or label is not None or subset is not None):
+            return
+        if subset is None:
+            subset = -1 if length is None else length
+        state.set_dataloader(self.train_spec.dataloader, self.train_label, subset)
+        local = None if state.dataloader_len is None else state.dataloader_len.value
+        shortest = self.parallel.min_length(local)
+        if shortest is not None and shortest != local:
+            state.dataloader_len = shortest
+
+    def _set_microbatch_size(self, requested: Any) -> None:
+        state, spec = self.state, self.train_spec
+        requested = self._requested_size = self._requested_size if requested is None else requested
+        size = requested
+        if requested is None or requested == "auto":
+            size = None if spec is None else plain_number(getattr(spec.dataloader, "batch_size", None))
+        if requested == "auto":
+            check_not_profiled(state.profiler, requested)
+            check_not_sharded("device_train_microbatch_size", state)
+            if state.device.name != "gpu":
+                raise ValueError("`device_train_microbatch_size='auto'` needs a GPU: it searches what fits its memory.")
+            if spec is not None and size is None:
+                raise ValueError(
+                    "`device_train_microbatch_size='auto'` starts from the loader's `batch_size`, but "
+                    "`train_dataloader` has none. Give a number instead."
+                )
+            warnings.warn(
+                "`device_train_microbatch_size='auto'` may potentially fail with unexpected CUDA errors. Give a "
+                "number if it does.",
+                stacklevel=5,
+            )
+        if spec is not None:
+            check_microbatch_size("device_train_microbatch_size", size, spec)
+        state.device_train_microbatch_size, state.auto_microbatching = size, requested == "auto"
+        self.default_microbatch_size = size if requested is None else None
+
+    def set_evaluators(self, arguments: Arguments) -> None:
+        """Set the evaluators.
+
+        Raises:
+            ValueError: A loader can be iterated only once.
+        """
+        evaluators = self.evaluators_of(arguments)
+        for evaluator in evaluators:
+            loader = evaluator.dataloader.dataloader
+            if _is_iterator(loader):
+                raise ValueError(
+                    f"`eval_dataloader` must be a loader that can be iterated in every evaluation, got a "
+                    f"{type(loader).__name__} for {evaluator.label!r}, which can be iterated only once. Pass a "
+                    f"`DataLoader`, a list, or another iterable that can be iterated repeatedly."
+                )
+        self.state.evaluators = evaluators
+
+    def change_evaluation(self, arguments: Arguments) -> None:
+        """Apply the arguments of `fit` about evaluation; None leaves a setting, or is the default for a new loader.
+
+        Raises:
+            ValueError: An interval or number of batches is given, but there are no evaluators.
+        """
+        if arguments.eval_dataloader is not None:
+            self.set_evaluators(arguments)
+            return
+        interval, subset = arguments.eval_interval, arguments.eval_subset_num_batches
+        given = {"eval_interval": interval, "eval_subset_num_batches": subset}
+        names = [f"`{name}`" for name, value in given.items() if value is not None]
+        if names and not self.state.evaluators:
+            raise ValueError(
+                f"{' and '.join(names)} must not be given without evaluators. Pass `eval_dataloader` to the "
+                f"`Trainer` or to `fit`."
+            )
+        values = {"eval_interval": interval, "subset_num_batches": subset}
+        for evaluator in self.state.evaluators:
+            evaluator._inherit(**{name: value for name, value in values.items() if value is not None})
+
+    def evaluators_of(self, arguments: Arguments) -> list[Evaluator]:
+        """Build evaluators, each with an interval, and add their metrics to the state.
+
+        Several loaders are labeled "eval", "eval_1", "eval_2" and so on, with a warning.
+
+        Raises:
+            ValueError: Evaluators are mixed with loaders, two have the same label, or a loader never ends.
+        """
+        given = arguments.eval_dataloader
+        # A loader may itself be a list of batches: only lists of loaders and evaluators are sequences here.
+        kinds = (Evaluator, DataSpec, torch.utils.data.DataLoader)
+        is_sequence = isinstance(given, (list, tuple)) and given and all(isinstance(each, kinds) for each in given)
+        given = list(given) if is_sequence else [given]
+        wrapped = [isinstance(each, Evaluator) for each in given]
+        if any(wrapped) and not all(wrapped):
+            raise ValueError(
+                "Mixing Evaluator with other classes is not allowed, please wrap every loader: "
+                "`Evaluator(label=..., dataloader=...)`."
+            )
+        labels = ["eval", *(f"eval_{index}" for index in range(1, len(given)))]
+        if len(given) > 1 and not any(wrapped):
+            warnings.warn(
+                f"The loaders of `eval_dataloader` are labeled {', '.join(map(repr, labels))}. Wrap each to choose "
+                f"its label: `Evaluator(label=..., dataloader=...)`.",
+                stacklevel=5,
+            )
+        evaluators: list[Evaluator] = []
+        for label, each in zip(labels, given, strict=True):
+            evaluator = each
+            if not isinstance(each, Evaluator):
+                evaluator = Evaluator(label=label, dataloader=ensure_data_spec(each, "eval_dataloader"))
+            if any(other.label == evaluator.label for other in evaluators):
+                raise ValueError(
+                    f"The labels of evaluators must differ, got {evaluator.label!r} twice. Give each `Evaluator` "
+                    f"another label."
+                )
+            evaluators.append(evaluator)
+        interval, subset = arguments.eval_interval, arguments.eval_subset_num_batches
+        for evaluator in evaluators:
+            evaluator._inherit(
+                eval_interval=1 if interval is None else interval, subset_num_batches=-1 if subset is None else subset
+            )
+            loader = evaluator.dataloader.dataloader
+            self.parallel.check_loader(loader, "eval_dataloader")
+            pin_batches(loader, self.state.device)
+            if evaluator.subset_num_batches == -1:
+                advice = "Pass the number of batches per evaluation: `eval_subset_num_batches=...`."
+                check_ends("eval_dataloader", loader, advice)
+            metrics = copy.deepcopy(self.model.get_metrics(is_train=False))
+            self.parallel.prepare_metrics(metrics.values())
+            self.state.eval_metrics[evaluator.label] = evaluator.select_metrics(metrics)
+        return evaluators
+
+    def set_max_duration(self, arguments: Arguments) -> None:
+        """Set the length of the run; without one, it is given later."""
+        if arguments.max_duration is not None:
+            scaled = self._scaled(arguments.max_duration, arguments.scale_schedule_ratio, "max_duration")
+            self.state.max_duration = scaled
+            self._check_epochs()
+
+    def set_duration(self, duration: Time[Any] | None, ratio: float, begun: Timestamp | None) -> None:
+        """Set the end of this call of `fit`: `duration` from its start, or `max_duration` if None.
+
+        Args:
+            duration: How much to train.
+            ratio: Scales how much this call of `fit` trains.
+            begun: The start of this call in the run that is resumed, which may have reached its end; None: it begins
+                now.
+
+        Raises:
+            ValueError: No duration is given, it has been reached, or `ratio` makes it zero.
+        """
+        state = self.state
+        start = state.timestamp if begun is None else begun
+        if duration is not None:
+            state.max_duration = start.get(duration.unit) + self._scaled(duration, ratio, "duration")
+        limit = state.max_duration
+        if limit is None:
+            raise ValueError("No `max_duration` was given. Pass it to the `Trainer`, or `duration` to `fit`.")
+        if state.timestamp >= limit and begun is None:
+            raise ValueError(
+                f"The run is already at its `max_duration` of {str(limit)!r}. Please provide the `duration` or specify "
+                f"`reset_time=True` to `fit`, or raise `trainer.state.max_duration`."
+            )
+        begin = start.get(limit.unit)
+        if duration is None and limit > begin:
+            state.max_duration = begin + self._scaled(limit - begin, ratio, "max_duration")
+        self._check_epochs()
+
+    def _scaled(self, duration: Time[Any], ratio: float, argument: str) -> Time[Any]:
+        """Scale a duration by `scale_schedule_ratio`.
+
+        Raises:
+            ValueError: It is then zero, or in iterations, which the run does not have.
+        """
+        if duration.unit is TimeUnit.ITERATION and self.state._iteration_length is None:
+            raise ValueError(
+                f"`{argument}` must not be in iterations, got {str(duration)!r}: it would "
+                f"never end. Use for example '10ep' or '1000ba'."
+            )
+        scaled = duration if ratio == 1.0 else duration * ratio
+        if scaled.value <= 0:
+            raise ValueError(
+                f"`scale_schedule_ratio` {ratio!r} makes `{argument}` {str(duration)!r} zero. Use a larger one."
+            )
+        return scaled
+
+    def _check_epochs(self) -> None:
+        """Check that `max_duration` in epochs ends: a loader may yield only one epoch, or one that never ends.
+
+        Raises:
+            ValueError: The loader is an iterator, for several epochs, or is known to be endless.
+        """
+        state, limit = self.state, self.state.max_duration
+        if limit is None or limit.unit is not TimeUnit.EPOCH or self.train_spec is None:
+            return
+        loader, epochs = self.train_spec.dataloader, limit.value - state.timestamp.epochs
+        if epochs > 1 and _is_iterator(loader) and not is_endless(loader):
+            raise ValueError(
+                f"`train_dataloader` must be a loader that can be iterated {epochs} times for `max_duration` "
+                f"{str(limit)!r}, got a {type(loader).__name__}, which can be iterated only once. Pass a `DataLoader`, "
+                f"a list, or another iterable that can be iterated repeatedly."
+            )
+        if epochs > 0 and state.dataloader_limit is None and loader is not self._unsized:
+            check_ends(
+                "train_dataloader",
+                loader,
+                f"Because `max_duration` is {str(limit)!r}, pass `train_subset_num_batches=...`, the number of batches "
+                f"per epoch, or a `max_duration` such as '1000ba'.",
+            )
+            self._unsized = loader
+
+    def check_schedulers(self, arguments: Arguments) -> None:
+        """Check the argument of `set_schedulers`.
+
+        Raises:
+            TypeError: An object is not a scheduler.
+            ValueError: A scheduler belongs to another optimizer, or an argument has no effect without schedulers.
+        """
+        schedulers, ratio = arguments.schedulers, arguments.scale_schedule_ratio
+        if isinstance(schedulers, Mapping) and not schedulers:
+            raise TypeError("`schedulers` must be a scheduler, several, or schedulers by optimizer, got an empty dict.")
+        given = _with_optimizers(schedulers)
+        if given:
+            check_schedulers(given, self.state.optimizers)
+        elif ratio != 1.0:
+            raise ValueError(f"`scale_schedule_ratio` must be 1.0 without `schedulers`, got {ratio!r}.")
+        elif arguments.step_schedulers_every_batch is not None:
+            raise ValueError("`step_schedulers_every_batch` has no effect without `schedulers`. Leave it out.")
+
+    def set_schedulers(self, arguments: Arguments) -> None:
+        """Set the schedulers, scaled by the ratio; None leaves them unchanged."""
+        given, every_batch = _with_optimizers(arguments.schedulers), arguments.step_schedulers_every_batch
+        if not given:
+            return
+        self.given_schedulers = [scheduler for scheduler, _ in given]
+        if every_batch is None:
+            every_batch = not any(isinstance(scheduler, LRScheduler) for scheduler in self.given_schedulers)
+        self.step_every_batch = every_batch
+        self._unbuilt = (given, arguments.scale_schedule_ratio)
+        if self.state.max_duration is not None and self.train_spec is not None:
+            self.compile_schedulers()
+
+    def compile_schedulers(self) -> None:
+        """Build schedulers that could not be built before the length of the run and its data were known.
+
+        Raises:
+            ValueError: There is no optimizer.
+        """
+        if self._unbuilt is None:
+            return
+        (given, ratio), self._unbuilt = self._unbuilt, None
+        built: list[LRScheduler] = []
+        for scheduler, owner in given:
+            if isinstance(scheduler, LRScheduler):
+                scale_pytorch_scheduler(scheduler, ratio)
+                built.append(scheduler)
+            elif not self.state.optimizers:
+                raise ValueError("`schedulers` need an optimizer, but the run has none. Pass `optimizers`.")
+            else:
+                for optimizer in self.state.optimizers if owner is None else [owner]:
+                    built.append(compile_composer_scheduler(scheduler, self.state, ratio, optimizer))
+        self.state.schedulers = built
+        self._check_lengths([scheduler for scheduler in self.given_schedulers if isinstance(scheduler, LRScheduler)])
+
+    def _check_lengths(self, schedulers: Sequence[LRScheduler]) -> None:
+        """Warn about a torch scheduler whose length is in batches but which is stepped per epoch, or the reverse."""
+        limit, per_epoch = self.state.max_duration, self.state.dataloader_len
+        if limit is None or per_epoch is None or limit.unit not in (TimeUnit.EPOCH, TimeUnit.BATCH):
+            return
+        left = (limit - self.state.timestamp.get(limit.unit)).value
+        epochs, batches = left, left * per_epoch.value
+        if limit.unit is TimeUnit.BATCH:
+            epochs, batches = left // per_epoch.value, left
+        if self.step_every_batch:
+            steps, unit, others, other = batches, "batch", epochs, "epochs"
+            advice = "Leave out `step_schedulers_every_batch`."
+        else:
+            steps, unit, others, other = epochs, "epoch", batches, "batches"
+            advice = "Pass `step_schedulers_every_batch=True`."
+        for scheduler in schedulers:
+            for name in ("total_steps", "T_max"):
+                length = getattr(scheduler, name, None)
+                given = f"`{type(scheduler).__name__}` has {name}={length}"
+                stepped = f"but it is stepped once per {unit}, {steps} times"
+                if length is not None and length != steps and length == others:
+                    warnings.warn(f"{given}, the number of {other} of the run, {stepped}. {advice}", stacklevel=6)
+                elif length is not None and name == "total_steps" and length < steps:
+                    text = f"{given} and raises an error after that many steps, {stepped}."
+                    warnings.warn(f"{text} Pass {name}={steps}.", stacklevel=6)
+
+    def set_scaler(self) -> None:
+        """Create a gradient scaler for fp16; remove it for other precisions."""
+        state = self.state
+        self.parallel.check_precision(state.precision)
+        state.scaler = None
+        if state.precision is Precision.AMP_FP16:
+            closure = any(needs_closure(optimizer) for optimizer in state.optimizers)
+            kind = ClosureGradScaler if closure else torch.amp.GradScaler
+            state.scaler = kind(state.device.torch_type)
 
 
-def check_autoresume(saver: CheckpointSaver | None, run_name: str | None) -> None:
-    """Check the requirements of `autoresume=True`.
+def _with_optimizers(schedulers: Any) -> list[tuple[Any, torch.optim.Optimizer | None]]:
+    """Return pairs of a scheduler and the optimizer that the user gives it to; None: all optimizers."""
+    if isinstance(schedulers, Mapping):
+        return [(each, optimizer) for optimizer, given in schedulers.items() for each in ensure_tuple(given)]
+    return [(scheduler, None) for scheduler in ensure_tuple(schedulers)]
 
-    Raises:
-        ValueError: The run saves nothing, has no link to the latest checkpoint, saves weights only, or has no name by
-            which a relaunch finds it.
+
+def pin_batches(dataloader: Any, device: Device) -> None:
+    """Let a loader with workers pin its batches if they go to a GPU: copies from pinned memory block nobody.
+
+    Without workers, the main thread would pin them, which takes as long as the copy.
     """
-    if saver is None:
-        raise ValueError("`autoresume=True` needs `save_folder`: the folder to save to and to resume from.")
-    if saver.latest_filename is None:
-        raise ValueError("`autoresume=True` needs `save_latest_filename`, the link to the latest checkpoint.")
-    if saver.weights_only:
-        raise ValueError(
-            "`autoresume=True` cannot continue from weights alone, which `save_weights_only=True` saves. Turn one off."
-        )
-    if run_name is None and not (os.environ.get("COMPOSER_RUN_NAME") or os.environ.get("RUN_NAME")):
-        raise ValueError(
-            "`autoresume=True` needs a `run_name` (or the variable COMPOSER_RUN_NAME): the same for every launch of "
-            "one run, and another one for another run."
-        )
+    if device.name == "gpu" and isinstance(dataloader, torch.utils.data.DataLoader) and dataloader.num_workers:
+        dataloader.pin_memory = True
+
+
+def _is_iterator(dataloader: Any) -> bool:
+    """Return True for generators and other iterators of Python, which can be iterated only once.
+
+    Iterators of libraries can often be iterated repeatedly.
+    """
+    return isinstance(dataloader, Iterator) and type(dataloader).__module__ in ("builtins", "itertools")

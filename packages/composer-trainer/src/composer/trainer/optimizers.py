@@ -1,4 +1,4 @@
-"""The optimizers of a run: their checks, closures, train and eval modes, and optimizers inside others."""
+"""The optimizers and schedulers of a run: their checks, train and eval modes, and optimizers inside others."""
 
 from __future__ import annotations
 
@@ -29,19 +29,8 @@ from composer.loggers import Logger
 from composer.models.module_with_loss import ModuleWithLoss, user_model_name
 from composer.optim import DecoupledSGDW
 from composer.trainer.options import check_distinct, described
-from composer.utils import ensure_tuple, needs_closure
-
-__all__ = [
-    "OptimizerFactory",
-    "OptimizerModes",
-    "build_optimizers",
-    "check_alternating_optimizers",
-    "check_optimizers",
-    "is_function",
-    "needs_closure",
-    "prepare_fused_sgd",
-    "wrapped_optimizers",
-]
+from composer.utils import ensure_tuple
+from composer.utils import needs_closure as needs_closure  # the step takes it from here
 
 
 def is_function(optimizers: Any) -> TypeGuard[Callable[[list[torch.nn.Parameter]], Any]]:
@@ -70,10 +59,21 @@ class OptimizerFactory(Algorithm):
     )
 
     def __init__(self, function: Callable[[list[torch.nn.Parameter]], Any]) -> None:
-        _check_takes_parameters(function)
         self.function = function
         self.optimizers: list[torch.optim.Optimizer] = []
         self.schedulers: list[LRScheduler] = []
+        try:
+            signature = inspect.signature(function)
+        except ValueError:  # a builtin without a signature
+            return
+        try:
+            signature.bind([])
+        except TypeError as error:
+            raise TypeError(
+                f"`optimizers` must be a function of the list of the model's parameters, its only argument, got one "
+                f"with the arguments `{signature}`: {error}. Pass for example `lambda parameters: "
+                f"torch.optim.AdamW(parameters)`."
+            ) from None
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Make them.
@@ -105,22 +105,6 @@ class OptimizerFactory(Algorithm):
         state.optimizers = build_optimizers(state.model, self.optimizers)
 
 
-def _check_takes_parameters(function: Callable[..., Any]) -> None:
-    """Raise TypeError if a function cannot be called with one positional argument."""
-    try:
-        signature = inspect.signature(function)
-    except ValueError:  # a builtin without a signature
-        return
-    try:
-        signature.bind([])
-    except TypeError as error:
-        raise TypeError(
-            f"`optimizers` must be a function of the list of the model's parameters, its only argument, got one with "
-            f"the arguments `{signature}`: {error}. Pass for example `lambda parameters: "
-            f"torch.optim.AdamW(parameters)`."
-        ) from None
-
-
 def build_optimizers(model: torch.nn.Module, optimizers: Any) -> list[torch.optim.Optimizer]:
     """Return the run's optimizers; if none is given, a default with a warning.
 
@@ -144,12 +128,23 @@ def build_optimizers(model: torch.nn.Module, optimizers: Any) -> list[torch.opti
     if given:
         for optimizer in given:
             if not isinstance(optimizer, torch.optim.Optimizer):
-                raise TypeError(
-                    f"`optimizers` must be a `torch.optim.Optimizer`, got {_described_optimizer(optimizer)}."
-                )
+                what = described(optimizer)
+                if isinstance(optimizer, type) and issubclass(optimizer, torch.optim.Optimizer):
+                    name = optimizer.__name__
+                    what = (
+                        f"the class `{name}`; pass `{name}(model.parameters(), lr=...)`, or "
+                        f"`functools.partial({name}, lr=...)`"
+                    )
+                raise TypeError(f"`optimizers` must be a `torch.optim.Optimizer`, got {what}.")
             _check_settings(optimizer)
         check_distinct("optimizers", given)
-        _check_passes(given)
+        kinds = [type(optimizer).__name__ for optimizer in given if needs_closure(optimizer)]
+        if len(kinds) > 1:
+            raise ValueError(
+                f"`optimizers` may have one optimizer that runs the forward and backward pass itself, got "
+                f"{', '.join(kinds)}. The others step with the gradients of its last pass, so they cannot have their "
+                f"own."
+            )
         check_optimizers(given, model)
         return given
     parameters = list(model.parameters())
@@ -164,16 +159,6 @@ def build_optimizers(model: torch.nn.Module, optimizers: Any) -> list[torch.opti
         return [torch.optim.AdamW(parameters, lr=1e-3)]
     warnings.warn("No optimizer was specified. `DecoupledSGDW(lr=0.1)` is used.", stacklevel=5)
     return [DecoupledSGDW(parameters, lr=0.1)]  # as MosaicML's Composer does
-
-
-def _check_passes(optimizers: Sequence[torch.optim.Optimizer]) -> None:
-    """Raise ValueError if several optimizers run the forward and backward pass themselves."""
-    kinds = [type(optimizer).__name__ for optimizer in optimizers if needs_closure(optimizer)]
-    if len(kinds) > 1:
-        raise ValueError(
-            f"`optimizers` may have one optimizer that runs the forward and backward pass itself, got "
-            f"{', '.join(kinds)}. The others step with the gradients of its last pass, so they cannot have their own."
-        )
 
 
 def check_alternating_optimizers(
@@ -214,41 +199,33 @@ def check_alternating_optimizers(
         )
 
 
-def _described_optimizer(value: Any) -> str:
-    if isinstance(value, type) and issubclass(value, torch.optim.Optimizer):
-        name = value.__name__
-        return f"the class `{name}`; pass `{name}(model.parameters(), lr=...)`, or `functools.partial({name}, lr=...)`"
-    return described(value)
-
-
+# Other settings may be infinite, for example Prodigy's default growth rate.
 _FINITE = ("lr", "initial_lr", "weight_decay", "momentum", "dampening", "betas", "eps", "alpha", "rho")
 
 
 def _check_settings(optimizer: torch.optim.Optimizer) -> None:
     """Raise ValueError if a setting would make all weights NaN in the first step, TypeError if it is a text."""
+    kind = type(optimizer).__name__
     for group in optimizer.param_groups:
-        for key, value in group.items():
-            if key == "params":  # parameters of lazy modules have no shape yet
-                continue
+        for key in _FINITE:
+            value = group.get(key)
             for number in value if isinstance(value, (tuple, list)) else (value,):
-                if isinstance(number, str) and key in _FINITE:
+                if isinstance(number, str):
                     raise TypeError(
-                        f"`optimizers` must have numbers as settings, got {key}={value!r} in "
-                        f"{type(optimizer).__name__}. Convert it with `float(...)`."
+                        f"`optimizers` must have numbers as settings, got {key}={value!r} in {kind}. Convert it with "
+                        f"`float(...)`."
                     )
-                if not (isinstance(number, float) or (isinstance(number, torch.Tensor) and number.numel() == 1)):
+                if not isinstance(number, (int, float, torch.Tensor)):
                     continue
-                number = float(number)
-                # Other settings may be infinite, for example Prodigy's default growth rate.
-                if math.isnan(number) or (math.isinf(number) and key in _FINITE):
+                if not math.isfinite(number):
                     raise ValueError(
-                        f"`optimizers` must have finite settings, got {key}={value!r} in {type(optimizer).__name__}. "
-                        f"Every weight would be NaN after the first step; give a finite `{key}`."
+                        f"`optimizers` must have finite settings, got {key}={value!r} in {kind}. Every weight would be "
+                        f"NaN after the first step; give a finite `{key}`."
                     )
                 if key == "lr" and number < 0:
                     raise ValueError(
-                        f"`optimizers` must have learning rates that are not negative, got lr={value!r} in "
-                        f"{type(optimizer).__name__}. Use `maximize=True` to maximize."
+                        f"`optimizers` must have learning rates that are not negative, got lr={value!r} in {kind}. Use "
+                        f"`maximize=True` to maximize."
                     )
 
 
@@ -419,3 +396,60 @@ def _inner_optimizers(optimizer: torch.optim.Optimizer) -> list[torch.optim.Opti
         items = value if isinstance(value, (list, tuple)) else (value,)
         inner += [item for item in items if isinstance(item, torch.optim.Optimizer)]
     return inner
+
+
+def check_schedulers(
+    schedulers: Sequence[tuple[Any, torch.optim.Optimizer | None]], optimizers: Iterable[torch.optim.Optimizer]
+) -> None:
+    """Check that objects are schedulers that this run can step.
+
+    Args:
+        schedulers: The user's schedulers, each with the optimizer that it is given to; None: it may belong to any.
+        optimizers: The run's optimizers.
+
+    Raises:
+        TypeError: An object is neither a torch scheduler nor a function, or its `step` needs a metric.
+        ValueError: A scheduler belongs to another optimizer.
+    """
+    known = wrapped_optimizers(optimizers)
+    names = ", ".join(type(optimizer).__name__ for optimizer in known) or "no optimizer"
+    for scheduler, owner in schedulers:
+        if isinstance(scheduler, type) or not (isinstance(scheduler, LRScheduler) or callable(scheduler)):
+            raise TypeError(
+                f"`schedulers` must be torch schedulers or functions `f(state, ssr)`, got {described(scheduler)}."
+            )
+        if owner is not None and not any(owner is optimizer for optimizer in known):
+            raise ValueError(
+                f"`schedulers` must have the run's optimizers as keys, got {described(owner)}. The run trains with "
+                f"{names}."
+            )
+        allowed = known if owner is None else [owner]
+        for part in with_members([scheduler]):
+            if not isinstance(part, LRScheduler):
+                continue
+            kind, target = type(part).__name__, getattr(part, "optimizer", None)
+            required = [p for p in inspect.signature(part.step).parameters.values() if p.default is p.empty]
+            if any(p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in required):
+                raise TypeError(
+                    f"`schedulers` must be schedulers whose `step` needs no argument, got {kind}, whose "
+                    f"`step({required[0].name})` needs one. Use a schedule of `composer.optim`, or step it yourself in "
+                    f"`eval_end` of a `Callback`, where `state.eval_metrics` has the metrics."
+                )
+            if target is None or any(target is optimizer for optimizer in allowed):
+                continue
+            # A scheduler of an optimizer with the same groups, such as one that wraps it, changes the same rates.
+            groups = {id(group) for optimizer in allowed for group in optimizer.param_groups}
+            if groups.isdisjoint(map(id, target.param_groups)):
+                other = names if owner is None else f"{type(owner).__name__}, which the scheduler is given to"
+                raise ValueError(
+                    f"`schedulers` must change the learning rate of the run's optimizer, but {kind} belongs to another "
+                    f"{type(target).__name__}; the run trains with {other}. Create the scheduler for the optimizer "
+                    f"that is passed as `optimizers`."
+                )
+
+
+def with_members(schedulers: Iterable[Any]) -> Iterator[Any]:
+    """Iterate over schedulers and the schedulers that they consist of, as in `SequentialLR`."""
+    for scheduler in schedulers:
+        yield scheduler
+        yield from with_members(getattr(scheduler, "_schedulers", ()))

@@ -1,4 +1,4 @@
-"""Numerical precision: autocast, and gradient scaling for optimizers that call a closure."""
+"""Gradient scaling of fp16 for several optimizers, and for those that call a closure."""
 
 from __future__ import annotations
 
@@ -8,48 +8,7 @@ from typing import Any
 import torch
 from torch.amp.grad_scaler import OptState
 
-from composer.core import Precision
-from composer.core.precision import validate_precision
-from composer.devices import Device
 from composer.utils import dist
-
-
-def parse_precision(precision: str | int | torch.dtype | Precision) -> Precision:
-    """Convert a name to a `Precision`.
-
-    Raises:
-        TypeError: `precision` is not a name.
-        ValueError: There is no precision of that name.
-    """
-    allowed = ", ".join(repr(member.value) for member in Precision)
-    if isinstance(precision, bool) or not isinstance(precision, (str, int, torch.dtype, Precision)):
-        raise TypeError(f"`precision` must be one of {allowed}, got {precision!r}.")
-    try:
-        return Precision(precision)
-    except (TypeError, ValueError) as error:
-        _, found, hint = str(error).partition(" That is a dtype of weights.")
-        raise ValueError(f"`precision` must be one of {allowed}, got {precision!r}.{found}{hint}") from None
-
-
-def resolve_precision(precision: str | int | torch.dtype | Precision | None, device: Device) -> Precision:
-    """Return the given precision, or the device's default.
-
-    On a GPU that is bf16, whose range is that of fp32, so that losses need no scaling; on one without bf16 units, fp16;
-    elsewhere, fp32.
-
-    Raises:
-        ValueError: The precision is unknown, or the device does not support it.
-    """
-    if precision is None:
-        precision = _gpu_default() if device.name == "gpu" else Precision.FP32
-    precision = parse_precision(precision)
-    validate_precision(precision, device)
-    return precision
-
-
-def _gpu_default() -> Precision:
-    has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
-    return Precision.AMP_BF16 if has_bf16 else Precision.AMP_FP16
 
 
 def unscale(scaler: torch.amp.GradScaler, optimizers: Sequence[torch.optim.Optimizer]) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Collection
+
 _CLIPPING = "Write `algorithms=[GradientClipping(clipping_type='norm', clipping_threshold=...)]`."
 _FSDP = "Write `parallelism_config={'fsdp': {...}}`."
 _LAUNCH = "Write `device='gpu'`, and start one process for each GPU: `composer -n 8 script.py`."
@@ -97,3 +100,17 @@ METHODS_OF_OTHERS = {
     "validate": "Call `eval()`.",
 }
 """Methods of other trainers."""
+
+
+def explain_argument(name: str, known: Collection[str]) -> str:
+    """Return what to write instead of a name that is not an argument of the `Trainer`.
+
+    Args:
+        name: The name.
+        known: The names of the arguments.
+    """
+    if name in REMOVED_ARGUMENTS:
+        return f"`{name}` is not an argument of the `Trainer` any more. {REMOVED_ARGUMENTS[name]}"
+    near = difflib.get_close_matches(name, known, 1)
+    hint = f"Did you mean `{near[0]}`?" if near else "`help(Trainer)` lists its arguments."
+    return f"`{name}` is not an argument of the `Trainer`. {ARGUMENTS_OF_OTHERS.get(name, hint)}"

@@ -2,83 +2,48 @@
 
 from __future__ import annotations
 
-import copy
-import difflib
-import logging
 import os
-import platform
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, SupportsIndex, TextIO
 
 import torch
-from tqdm import tqdm
 
 from composer import checkpoint  # programs of MosaicML's Composer find `composer.trainer.trainer.checkpoint`
-from composer.callbacks.checkpoint_saver import CheckpointSaver, hold_leases
+from composer.callbacks.checkpoint_saver import hold_leases
 from composer.checkpoint import IgnoreKeys
-from composer.checkpoint.autoresume import check_load_path, find_checkpoint
 from composer.checkpoint.names import check_path
-from composer.checkpoint.resume import RunProgress
-from composer.checkpoint.storage import without_password
-from composer.core import (
-    Algorithm,
-    Callback,
-    DataSpec,
-    Engine,
-    Evaluator,
-    Event,
-    Precision,
-    Time,
-)
+from composer.core import Algorithm, Callback, DataSpec, Evaluator, Precision
 from composer.core.data_spec import check_ends
 from composer.core.display import html_of_plan, html_of_state
 from composer.core.passes import PassInput
 from composer.devices import Device
 from composer.distributed import DDPSyncStrategy
-from composer.loggers import Logger, LoggerDestination
-from composer.loggers.file_logger import FileLogger
+from composer.loggers import LoggerDestination
 from composer.loop.driver import Driver
-from composer.loop.position import LoaderPosition
-from composer.trainer import construction
-from composer.trainer.construction import TrainerProfiler
+from composer.trainer.construction import TrainerParts, TrainerProfiler, pin_batches, resolve_precision
 from composer.trainer.construction import generate_run_name as _generate_run_name
 from composer.trainer.description import describe_run
-from composer.trainer.evaluation import Evaluation, Results, predict
-from composer.trainer.history import RunHistory
+from composer.trainer.evaluation import Results, predict
 from composer.trainer.loop import FitLoop
-from composer.trainer.metrics import TrainMetrics
 from composer.trainer.microbatch import adjust_device_train_microbatch_size as _adjust_device_train_microbatch_size
 from composer.trainer.microbatch import is_cuda_oom as _is_cuda_oom
-from composer.trainer.optimizers import OptimizerFactory, check_alternating_optimizers, check_optimizers, is_function
 from composer.trainer.options import (
     Arguments,
     Interval,
     OptimizerArgument,
     TimeArgument,
-    check_arguments,
-    check_branch,
-    check_duration,
+    check_subset,
     data_spec_of,
     done_by,
-    logged_arguments,
-    warn_of_arguments_without_effect,
-    weights_only,
 )
 from composer.trainer.plot import plot
-from composer.trainer.precision import resolve_precision
-from composer.trainer.replaced_names import ARGUMENTS_OF_OTHERS, METHODS_OF_OTHERS, REMOVED_ARGUMENTS
-from composer.trainer.settings import RunSettings, check_subset, pin_batches
+from composer.trainer.replaced_names import METHODS_OF_OTHERS, explain_argument
 from composer.trainer.signals import Interruption
 from composer.trainer.step import BatchTrainer
 from composer.trainer.swapped_weights import weights_to_save
-from composer.utils import dist, ensure_tuple, extract_hparams, get_device, reproducibility
-from composer.utils.collect_env import get_composer_env
 from composer.utils.html import details
 from composer.utils.import_helpers import import_from_distribution
-from composer.utils.module_surgery import warn_about_narrow_convolutions
 from composer.utils.parallelism import ParallelismConfig
-from composer.utils.terminal import open_stream
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -87,48 +52,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Trainer", "_adjust_device_train_microbatch_size", "_generate_run_name", "_is_cuda_oom"]
 
-log = logging.getLogger(__name__)
-
 Loader = Any  # an iterable of batches, a DataSpec, or a dict of its arguments
 
 
-class _RejectsRemovedArguments:
-    """Rejects arguments of earlier releases and of other trainers, with the argument to write instead.
-
-    A base class, because `Trainer.__new__` would hide the signature.
-    """
-
-    if not TYPE_CHECKING:
-
-        def __new__(cls, *args: Any, **arguments: Any) -> Any:
-            """Check the names of arguments.
-
-            Raises:
-                TypeError: An argument of an earlier release or another trainer is given; the message says what to
-                    write instead.
-            """
-            for name in arguments:
-                if name in REMOVED_ARGUMENTS:
-                    instead = REMOVED_ARGUMENTS[name]
-                    raise TypeError(f"`{name}` is not an argument of the `Trainer` any more. {instead}")
-                if name in ARGUMENTS_OF_OTHERS:
-                    raise TypeError(f"`{name}` is not an argument of the `Trainer`. {ARGUMENTS_OF_OTHERS[name]}")
-                known = {"model", *Trainer.__init__.__kwdefaults__}
-                if name not in known and cls.__init__ is Trainer.__init__:
-                    near = difflib.get_close_matches(name, known, 1)
-                    hint = f"Did you mean `{near[0]}`?" if near else "`help(Trainer)` lists its arguments."
-                    raise TypeError(f"`{name}` is not an argument of the `Trainer`. {hint}")
-            return super().__new__(cls)
-
-        def __getattr__(self, name: str) -> Any:
-            """Raise AttributeError; for a method of another trainer, name the one to call instead."""
-            if hasattr(type(self), name):  # a property has failed: it does so again, with its own message
-                return object.__getattribute__(self, name)
-            hint = f" {METHODS_OF_OTHERS[name]}" if name in METHODS_OF_OTHERS else ""
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}.{hint}")
-
-
-class Trainer(_RejectsRemovedArguments):
+class Trainer(TrainerParts):
     """Trains a model with composed algorithms.
 
     Times are a number of epochs or a time string such as `"10ep"` or `"500ba"`; see `Time`. Integers may be of any
@@ -279,7 +206,7 @@ class Trainer(_RejectsRemovedArguments):
         Time(8, TimeUnit.BATCH)
     """
 
-    @done_by("_construct")
+    @done_by("_construct", explain_argument)
     def __init__(
         self,
         *,
@@ -350,248 +277,6 @@ class Trainer(_RejectsRemovedArguments):
         spin_dataloaders: bool = True,
     ) -> None: ...
 
-    def _construct(self, arguments: Arguments) -> None:
-        defaults = Trainer.__init__.__kwdefaults__ or {}
-        check_arguments(arguments, defaults)
-        check_branch(arguments)
-        has_saver = any(isinstance(each, CheckpointSaver) for each in ensure_tuple(arguments.callbacks))
-        warn_of_arguments_without_effect(arguments, defaults, has_saver)
-        duration = arguments.branch_duration
-        self._branch_duration = None if duration is None else check_duration("branch_duration", duration)
-        construction.set_python_log_level(arguments.python_log_level)
-        self.auto_log_hparams, self.python_log_level = arguments.auto_log_hparams, arguments.python_log_level
-        self.accumulate_train_batch_on_tokens = arguments.accumulate_train_batch_on_tokens
-        self.local_hparams: dict[str, Any] = {}
-        self._model, compiled = construction.build_model(arguments)
-        device = get_device(arguments.device)
-        precision = resolve_precision(arguments.precision, device)
-        compile_config = arguments.compile_config
-        if (compiled or arguments.compile_step) and compile_config is None:
-            compile_config = {}
-        self._parallel = construction.connect_ranks(device, arguments)
-        self.state = construction.build_state(self._model, arguments, device, precision, self._parallel)
-        if arguments.auto_log_hparams:
-            self.local_hparams = extract_hparams(logged_arguments(arguments, defaults)) | {
-                "is_model_compiled": compile_config is not None,
-                "auto_microbatching": isinstance(arguments.device_train_microbatch_size, str),
-                "num_optimizers": len(ensure_tuple(arguments.optimizers)),
-                "rank_zero_seed": self.state.rank_zero_seed,
-            }
-        construction.bind_profiler(arguments, self.state)  # its callbacks come last
-        destinations, user_callbacks = construction.build_loggers(arguments)
-        self._checkpoint_saver, user_callbacks = construction.build_saver(arguments, user_callbacks)
-        construction.check_uploaders(destinations, self._checkpoint_saver, arguments.autoresume)
-        if arguments.autoresume:
-            construction.check_autoresume(self._checkpoint_saver, arguments.run_name)
-            for destination in destinations:
-                if isinstance(destination, FileLogger):
-                    destination.append = True  # to the log of the previous launch
-        if self._checkpoint_saver is not None:  # before INIT, where loggers start runs of their services
-            self._checkpoint_saver.reserve(self.state, arguments.delivery_timeout)
-        # The stream for messages to the user; None: show nothing.
-        is_shown = arguments.progress_bar or arguments.log_to_console
-        self._stream = open_stream(arguments.console_stream) if is_shown else None
-        self._description_logged = False
-        optimizer_factory = OptimizerFactory(arguments.optimizers) if is_function(arguments.optimizers) else None
-        self._start_engine(arguments, destinations, user_callbacks, optimizer_factory)
-        if optimizer_factory is not None and optimizer_factory.schedulers:
-            if arguments.schedulers is not None:
-                raise ValueError(
-                    "`schedulers` must not be given if the function `optimizers` returns some, too. Leave one out."
-                )
-            arguments = arguments.replaced(schedulers=optimizer_factory.schedulers)
-        # After INIT, where algorithms may replace the model and its metrics, and scale the length of the run.
-        settings = self._settings = RunSettings(self.state, self._model, self._parallel)
-        settings.set_train_data(arguments)
-        settings.set_evaluators(arguments)
-        settings.check_schedulers(arguments)
-        settings.set_max_duration(arguments.max_duration, arguments.scale_schedule_ratio)
-        settings.set_schedulers(arguments)
-        self.engine.run_event(Event.BEFORE_LOAD)
-        settings.set_scaler()  # after INIT, where an algorithm may wrap the optimizer in one that needs closures
-        self._position = LoaderPosition(self.state, self._metrics, spin=arguments.spin_dataloaders)
-        # Before the checkpoint is loaded: it describes the arguments of this launch.
-        self._progress = RunProgress(
-            self.state, settings, self._position, self._evaluation, self._announce, arguments.branch_duration
-        )
-        self.state.resumption = self._progress
-        self._load(arguments)
-        self.engine.run_event(Event.AFTER_LOAD)
-        self._compile_step_config = compile_config if arguments.compile_step else None
-        check_alternating_optimizers(
-            self._model,
-            arguments.optimizers if optimizer_factory is None else optimizer_factory.optimizers,
-            self.state.optimizers,
-        )
-        self._wrap_model(compile_config)
-
-    # ---- construction, step by step ----
-
-    def _start_engine(
-        self,
-        arguments: Arguments,
-        destinations: Sequence[LoggerDestination],
-        callbacks: Sequence[Callback],
-        optimizer_factory: OptimizerFactory | None,
-    ) -> None:
-        """Create logger and engine, and run INIT, where algorithms change the model.
-
-        Args:
-            arguments: The Trainer's arguments.
-            destinations: The loggers.
-            callbacks: The user's callbacks.
-            optimizer_factory: Makes the optimizers at INIT, when the model has its final parameters; None: the run has
-                its optimizers.
-        """
-        state = self.state
-        destinations = [*destinations, *construction.build_uploaders(state, callbacks, destinations)]
-        self.logger = Logger(state, destinations, delivery_timeout=arguments.delivery_timeout)
-        state.callbacks = [*destinations, *callbacks, *state.callbacks]  # the profiler has added some
-        self.engine = Engine(state, self.logger, arguments.algorithm_passes)
-        self._model.logger = self.logger
-        if optimizer_factory is not None:
-            state.algorithms = [*state.algorithms, optimizer_factory]
-        self.engine.run_event(Event.INIT)
-        if optimizer_factory is not None:
-            state.algorithms = [each for each in state.algorithms if each is not optimizer_factory]
-        # An algorithm may have replaced the model.
-        self._model = construction.check_model(state.model)
-        self._model.logger = self.logger
-        check_optimizers(state.optimizers, self._model, changed_by="an algorithm")
-        self._log_hparams()
-        state.train_metrics = dict(copy.deepcopy(self._model.get_metrics(is_train=True)))
-        self._parallel.prepare_metrics(state.train_metrics.values())
-        defer = self._parallel.world_size == 1
-        self._metrics = TrainMetrics(state, self._model, defer, self._parallel.reshard)
-        self._history = RunHistory()
-        self._evaluation = Evaluation(
-            state, Driver(self.engine), self.logger, self._model, self._parallel, self._history
-        )
-        self._evaluation.modes.eval()  # the mode outside `fit`
-
-    def _log_hparams(self) -> None:
-        """Log the arguments if requested, and versions, nodes and devices.
-
-        The commit is that of an installation from a repository; a release has none, and logs none.
-        """
-        import composer
-
-        if self.local_hparams:
-            self.logger.log_hyperparameters(self.local_hparams)
-        local_world_size = dist.get_local_world_size()
-        commit = os.environ.get("COMPOSER_COMMIT_HASH") or get_composer_env().composer_commit_hash
-        self.logger.log_hyperparameters(
-            {
-                "composer_version": composer.__version__,
-                **({} if commit is None else {"composer_commit_hash": commit}),
-                "num_nodes": dist.get_world_size() // local_world_size,
-                f"num_{self.state.device.name}s_per_node": local_world_size,
-                "node_name": os.environ.get("NODENAME") or platform.node(),
-            }
-        )
-
-    def _load(self, arguments: Arguments) -> None:
-        """Shard the model among ranks and load the requested checkpoint."""
-        state, parallel, saver = self.state, self._parallel, self._checkpoint_saver
-        with parallel.report_lost_ranks(), ExitStack() as downloads:
-            own: str | None = None  # the run's own checkpoint, which is loaded whole
-            if arguments.autoresume and saver is not None:
-                newest = find_checkpoint(saver, state, self.logger.destinations, arguments.load_progress_bar, downloads)
-                saver.continues = True  # files of other runs have been rejected
-                if newest is None:
-                    self._announce(
-                        f"No checkpoint of the run {state.run_name!r} was found; it starts from the beginning."
-                    )
-                else:
-                    path, own = newest
-                    arguments = arguments.replaced(
-                        load_path=path,
-                        load_object_store=None,
-                        load_weights_only=False,
-                        load_ignore_keys=None,
-                        load_exclude_algorithms=None,
-                        branch_duration=None,
-                    )
-            if arguments.load_path is not None and own is None:
-                arguments = arguments.replaced(load_path=os.path.expanduser(os.fspath(arguments.load_path)))
-                if arguments.load_object_store is None:
-                    check_load_path(arguments.load_path, state.run_name)
-            if arguments.load_path is None:
-                parallel.shard(state)
-            else:
-                self._load_run(arguments, own)
-        if own is not None:
-            self._progress.check_branch()
-            if saver is not None:
-                saver.resumed_at = state.timestamp.batch
-        else:
-            self._progress.reset_fit_count()
-        model = construction.check_model(state.model)
-        if model is not self._model:  # an algorithm of the checkpoint has replaced it
-            self._model = self._settings.model = self._evaluation.model = model
-            model.logger = self.logger
-            # The metrics are the new model's already, and may be loaded.
-            for metrics in (state.train_metrics, *state.eval_metrics.values()):
-                parallel.prepare_metrics(metrics.values())
-            self._metrics.set_model(model)
-        self.logger.log_hyperparameters({"rank_zero_seed": state.rank_zero_seed})  # loading may have changed it
-
-    def _load_run(self, arguments: Arguments, name: str | None) -> None:
-        """Load the checkpoint `load_path`, and shard the model among ranks when its structure is final.
-
-        The run records, and the log names, the checkpoint as `name`: the path may be that of a downloaded copy.
-        """
-        assert arguments.load_path is not None
-        state, parallel, run_name = self.state, self._parallel, self.state.run_name
-        checkpoint.load_checkpoint(
-            arguments.load_path,
-            state,
-            self.logger,
-            arguments.load_object_store,
-            weights_only(arguments),
-            arguments.load_strict_model_weights,
-            arguments.load_progress_bar,
-            arguments.load_ignore_keys,
-            arguments.load_exclude_algorithms,
-            arguments.algorithm_passes,
-            shard=lambda: parallel.shard(state),
-        )
-        if arguments.branch_duration is not None and state.run_name == run_name:
-            raise ValueError(
-                f"`run_name` must be a name of its own for a branch, got {run_name!r}, the name of the run that saved "
-                f"`load_path`: its checkpoints could replace each other's. Use for example '{run_name}-branch'."
-            )
-        state.run_name, state.load_path, now = run_name, name or os.fspath(arguments.load_path), state.timestamp
-        run = f"The run, at epoch {now.epochs} and batch {now.batches},"
-        self._announce(
-            f"{'Weights' if weights_only(arguments) else run} loaded from {without_password(state.load_path)}."
-        )
-
-    def _wrap_model(self, compile_config: dict[str, Any] | None) -> None:
-        """Wrap and compile the model, once all module surgery is done and everything is loaded."""
-        if not self.state.fsdp_enabled:  # sharding replaces the parameters
-            check_optimizers(self.state.optimizers, self.state.model, changed_by="an algorithm")
-        self._evaluation.modes.check()
-        # Surgery has drawn random numbers; training starts from the seed whatever the algorithms.
-        reproducibility.seed_all(self.state.seed)
-        self.state.model = self._parallel.wrap(self.state.model, self.state.algorithms)
-        if compile_config is not None:
-            self._compile_model(compile_config)
-
-    def _compile_model(self, config: dict[str, Any]) -> None:
-        options = config.get("options") or {}
-        if config.get("backend", "inductor") == "inductor" and options.get("layout_optimization", True):
-            advice = 'pass `compile_config={"options": {"layout_optimization": False}}`'
-            warn_about_narrow_convolutions(self._model, "`torch.compile` can choose", advice, stacklevel=6)
-        self.state.model.compile(**config)
-
-    def _announce(self, text: str) -> None:
-        """Show a message to the user: in the log and, with a progress bar or console logger, on its stream."""
-        log.info("%s", text)
-        if self._stream is not None and dist.get_global_rank() == 0:
-            tqdm.write(text, file=self._stream)  # above a progress bar, which would share its line
-            self._stream.flush()
-
     # ---- training ----
 
     @done_by("_fit")
@@ -654,32 +339,36 @@ class Trainer(_RejectsRemovedArguments):
         """
 
     def _fit(self, arguments: Arguments) -> None:
-        state, settings, position = self.state, self._settings, self._position
-        check_arguments(arguments, Trainer.fit.__kwdefaults__ or {})
+        state, settings, progress = self.state, self._settings, self._progress
         if not state.optimizers:
             raise ValueError(
                 "No optimizer was specified when constructing the Trainer, and the model had no parameters then. "
                 "Pass `optimizers` to the `Trainer`."
             )
-        if self._branch_duration is not None and self._progress.is_first_fit:
+        if self._branch_duration is not None and progress.is_first_fit:
             if arguments.duration is not None:
                 raise ValueError(
                     f"`duration` must not be given to the first `fit` with `branch_duration`, got "
-                    f"{arguments.duration!r} and {self._branch_duration!r}. Leave one out."
+                    f"{str(arguments.duration)!r} and {str(self._branch_duration)!r}. Leave one out."
                 )
-            self._progress.check_start(self._branch_duration)
+            progress.check_start(self._branch_duration)
             arguments.duration = self._branch_duration
         settings.check_schedulers(arguments)
         old_data, old_length = settings.train_spec, state.dataloader_len
-        settings.replace_train_data(arguments)
-        begun, ended = self._progress.begin_fit(arguments.reset_time)
-        # A call that is resumed continues with its own loader.
-        if begun is None and self._is_other_data(old_data, old_length):
-            position.replace_loader()
+        settings.set_train_data(arguments)
+        data, length = settings.train_spec, state.dataloader_len
+        if data is None:
+            raise ValueError("No `train_dataloader` was given. Pass it to the `Trainer` or to `fit`.")
+        begun, ended = progress.begin_fit(arguments.reset_time)
+        # The loader is iterated from its beginning if it is another one, or its epoch has already had enough batches. A
+        # call that is resumed continues with its own loader.
+        is_at_end = length is not None and length != old_length and state.timestamp.batches_in_epoch >= length.value
+        if begun is None and old_data is not None and (is_at_end or data.dataloader is not old_data.dataloader):
+            self._position.replace_loader()
         settings.set_duration(arguments.duration, arguments.scale_schedule_ratio, begun)
-        complete = ended or self._progress.restore_if_complete()
+        complete = ended or progress.restore_if_complete()
         # Also for a call that is skipped, because the next one keeps what it is not given.
-        settings.replace_evaluation(arguments)
+        settings.change_evaluation(arguments)
         settings.set_schedulers(arguments)
         settings.compile_schedulers()
         if arguments.precision is not None:
@@ -688,42 +377,32 @@ class Trainer(_RejectsRemovedArguments):
                 state.precision = precision
                 settings.set_scaler()
         if arguments.spin_dataloaders is not None:
-            position.spin = arguments.spin_dataloaders
+            self._position.spin = arguments.spin_dataloaders
         if arguments.compile_config is not None:
-            self._compile(arguments.compile_config)
+            self._compile_model(arguments.compile_config)
+            if self._compile_step_config is not None:
+                self._compile_step_config = arguments.compile_config
+            if self.auto_log_hparams:
+                self.local_hparams["is_model_compiled"] = True
+                self.logger.log_hyperparameters({"is_model_compiled": True})
         if not ended:
-            self._progress.apply()
+            progress.apply()
         if complete:
             if not ended:
-                position.begin()  # now, because the program may draw random numbers afterwards
+                self._position.begin()  # now, because the program may draw random numbers afterwards
             self._announce(f"This part of the run {state.run_name!r} is complete; nothing is left to train.")
             return
         if not self._description_logged and self.logger.destinations:
             self.logger.log_hyperparameters(describe_run(state))
         self._description_logged = True
         with hold_leases(state):
-            self._make_loop().run()
-            self._progress.complete(self._checkpoint_saver, self.logger)
+            self._make_loop(data).run()
+            progress.complete(self._checkpoint_saver, self.logger)
         for optimizer in state.optimizers:
             optimizer.zero_grad(set_to_none=True)
 
-    def _is_other_data(self, old_data: DataSpec | None, old_length: Time[int] | None) -> bool:
-        """Return True if this call of `fit` iterates another loader, or the same one from its beginning.
-
-        Args:
-            old_data: The training data before this call.
-            old_length: The number of batches per epoch before this call.
-        """
-        data, length = self._settings.train_spec, self.state.dataloader_len
-        if old_data is None or data is None:
-            return False
-        at_end = length is not None and length != old_length and self.state.timestamp.batches_in_epoch >= length.value
-        return at_end or data.dataloader is not old_data.dataloader
-
-    def _make_loop(self) -> FitLoop:
-        state, spec = self.state, self._settings.train_spec
-        assert spec is not None, "`replace_train_data` has checked it"
-        driver = Driver(self.engine)
+    def _make_loop(self, spec: DataSpec) -> FitLoop:
+        state, driver = self.state, Driver(self.engine)
         batches = BatchTrainer(
             state,
             driver,
@@ -749,14 +428,6 @@ class Trainer(_RejectsRemovedArguments):
             self._history,
         )
 
-    def _compile(self, config: dict[str, Any]) -> None:
-        self._compile_model(config)
-        if self._compile_step_config is not None:
-            self._compile_step_config = config
-        if self.auto_log_hparams:
-            self.local_hparams["is_model_compiled"] = True
-            self.logger.log_hyperparameters({"is_model_compiled": True})
-
     # ---- in a notebook ----
 
     def plot(self, *names: str) -> Figure:
@@ -774,6 +445,15 @@ class Trainer(_RejectsRemovedArguments):
             MissingConditionalImportError: matplotlib is not installed.
         """
         return plot(self.logger.destinations, self._history, names)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Raise AttributeError; for a method of another trainer, name the one to call instead."""
+            if hasattr(type(self), name):  # a property has failed: it does so again, with its own message
+                return object.__getattribute__(self, name)
+            hint = f" {METHODS_OF_OTHERS[name]}" if name in METHODS_OF_OTHERS else ""
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}.{hint}")
 
     def __repr__(self) -> str:
         now, end = self.state.timestamp.batch.to_timestring(), self.state.max_duration
