@@ -33,8 +33,8 @@ from composer.hosts.accelerate import AcceleratedRun
 from composer.testing import deep_compare
 
 REFUSED_BY_ACCELERATE: dict[str, str] = {
-    "BatchSizeWarmup": "Accelerate loads a batch before the last one is trained",
-    "NoOpModel": "Pass the model that you want to train to `AcceleratedRun`",
+    "BatchSizeWarmup": "The host loads and counts batches in advance",
+    "NoOpModel": "Pass the model that you want to train",
 }
 
 

@@ -30,8 +30,8 @@ from composer.hosts.ignite import IgniteRun
 from composer.testing import deep_compare
 
 REFUSED_BY_IGNITE: dict[str, str] = {
-    "BatchSizeWarmup": "Ignite counts the batches of an epoch before training",
-    "NoOpModel": "Pass the model that you want to train to `IgniteRun`",
+    "BatchSizeWarmup": "The host loads and counts batches in advance",
+    "NoOpModel": "Pass the model that you want to train",
     "ScaleSchedule": "Set `max_duration`, `max_epochs`",
 }
 

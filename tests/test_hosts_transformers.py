@@ -38,7 +38,7 @@ from composer.loss import soft_cross_entropy
 from composer.testing import deep_compare
 
 REFUSED_BY_TRANSFORMERS = {
-    "BatchSizeWarmup": "transformers counts the steps of an epoch before training",
+    "BatchSizeWarmup": "The host loads and counts batches in advance",
     **dict.fromkeys(("Muon", "ScheduleFree"), "Create that optimizer yourself and pass it"),
     "NoOpModel": "Pass the model that you want to train",
     "ScaleSchedule": "Set `num_train_epochs` or `max_steps`",

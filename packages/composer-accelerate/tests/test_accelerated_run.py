@@ -426,20 +426,33 @@ class Resizing(Algorithm):
 
 
 def test_what_accelerate_cannot_do_is_refused() -> None:
-    with pytest.raises(ConflictError, match=r"`Resizing` changes the batch size.*Accelerate loads a batch before"):
+    with pytest.raises(ConflictError, match=r"`Resizing` changes the batch size.*loads and counts batches in advance"):
         Loop(Resizing())
+
+
+def test_everything_that_is_wrong_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    accelerator = Accelerator(cpu=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(accelerator), "distributed_type", property(lambda self: DistributedType.XLA))
+        with pytest.raises(ConflictError, match=r"(?s)3 problems.*got XLA.*`loss` must be given.*`Resizing` changes"):
+            AcceleratedRun(accelerator, layers(), Resizing(), max_duration="1ep")
+        with pytest.raises(ValueError, match="2 problems") as caught:
+            AcceleratedRun(accelerator, layers(), max_duration="1ep")
+    assert not isinstance(caught.value, ConflictError)
+    loop = Loop([])
+    other = AcceleratedRun(loop.accelerator, layers(), loss=criterion, max_duration="1ep")
+    with pytest.raises(ValueError, match=r"(?s)2 problems.*the model of the run.*plain optimizers"):
+        other.prepare(loop.optimizer)
 
 
 def test_clipping_by_the_loop_conflicts() -> None:
     loop = Loop(GradientClipping("norm", 0.1))
-    with pytest.raises(ConflictError, match=r"`accelerator\.clip_grad_norm_` clips as well as `GradientClipping`"):
+    with pytest.raises(ConflictError, match=r"clip_grad_norm_` must not be called, since `GradientClipping` clips as"):
         loop.accelerator.clip_grad_norm_(loop.net.parameters(), 1.0)
     loop = Loop(SAM())
     for batches in loop.run.epochs():
         for _ in batches:
-            with pytest.raises(
-                ConflictError, match=r"clip_grad_value_` clips gradients that an optimizer computes again"
-            ):
+            with pytest.raises(ConflictError, match=r"clip_grad_value_` .* an optimizer computes gradients again"):
                 loop.accelerator.clip_grad_value_(loop.net.parameters(), 1.0)
             break
         break

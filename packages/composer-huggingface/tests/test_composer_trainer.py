@@ -38,10 +38,8 @@ from composer.algorithms.sam import SAM, SAMOptimizer
 from composer.algorithms.swa import SWA
 from composer.algorithms.z_loss import ZLoss
 from composer.core import (
-    CLIPS_GRADIENTS,
     REPLACES_OPTIMIZER,
     TRANSFORMS_BATCH,
-    WRAPS_OPTIMIZER,
     Algorithm,
     Callback,
     ConflictError,
@@ -49,13 +47,7 @@ from composer.core import (
     Placement,
     State,
 )
-from composer.hosts.huggingface import (
-    ComposerMixin,
-    ComposerTrainer,
-    _check,
-    _check_unused_parameters,
-    _unavailable,
-)
+from composer.hosts.huggingface import ComposerMixin, ComposerTrainer, _problems
 from composer.loggers import Logger
 from composer.models import ComposerModel, HuggingFaceModel
 from composer.testing import deep_compare, run_on_ranks
@@ -1054,40 +1046,51 @@ def test_settings_that_repeat_or_interrupt_steps_are_refused(options: Any, match
         refused([], **options)
 
 
+def problems_of(trainer: Any, *algorithms: Algorithm) -> str:
+    return "\n".join(map(str, _problems(trainer, algorithms)))
+
+
 def test_models_that_are_not_in_one_piece_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = trainer_of("nothing")
     with monkeypatch.context() as patch:
         patch.setattr(trainer.accelerator.state, "distributed_type", DistributedType.DEEPSPEED)
-        with pytest.raises(ValueError, match="or sharded by FSDP2, but DEEPSPEED changes parameters itself"):
-            _check(trainer.args, trainer)
+        assert "or sharded by FSDP2, but DEEPSPEED changes parameters itself" in problems_of(trainer)
         patch.setattr(trainer.accelerator.state, "distributed_type", DistributedType.FSDP)
         patch.setattr(type(trainer.accelerator), "is_fsdp2", property(lambda self: False))
-        with pytest.raises(ValueError, match=r"sharded by FSDP1, .* Pass `TrainingArguments\(fsdp_config=.*2}"):
-            _check(trainer.args, trainer)
-    with monkeypatch.context() as patch:
-        patch.setattr(trainer, "is_distributed_loading_by_transformers", True, raising=False)
-        with pytest.raises(ValueError, match="sharded when it is loaded"):
-            _check(trainer.args, trainer)
+        assert "must not be sharded by FSDP1" in problems_of(trainer)
+    assert not problems_of(trainer)
+    monkeypatch.setattr(trainer, "is_distributed_loading_by_transformers", True, raising=False)
     monkeypatch.setattr(trainer, "is_model_parallel", True)
-    with pytest.raises(ValueError, match=r"one device, got several.*`torchrun`"):
-        _check(trainer.args, trainer)
+    assert "sharded when it is loaded" in problems_of(trainer)
+    assert "one device, got several" in problems_of(trainer)
 
 
 def test_a_scaler_cannot_repeat_steps() -> None:
     """transformers has no fp16 on CPU; the arguments are those of another device."""
     trainer = trainer_of("nothing")
     trainer.args.fp16 = True
-    features = _unavailable(trainer)
+    found = problems_of(trainer, SAM(), GradientClipping("norm", 1.0))
 
-    assert {WRAPS_OPTIMIZER, CLIPS_GRADIENTS} < features.keys()
-    assert "bf16=True" in features[WRAPS_OPTIMIZER]
+    assert "`SAM` wraps the optimizer" in found
+    assert "`GradientClipping` clips gradients" in found
+    assert 2 == found.count("bf16=True")
 
 
 def test_unused_parameters_must_be_expected() -> None:
-    trainer = trainer_of("LayerFreezing", ddp_find_unused_parameters=False)  # of one process
-    args = SimpleNamespace(world_size=2, ddp_find_unused_parameters=False)
-    with pytest.raises(ValueError, match="`ddp_find_unused_parameters` must not be False, since an algorithm stops"):
-        _check_unused_parameters(args, trainer.composer_run)
+    trainer = trainer_of("nothing", ddp_find_unused_parameters=False)
+    assert not problems_of(trainer, LayerFreezing())
+    trainer.args = SimpleNamespace(**{**vars(trainer.args), "world_size": 2, "n_gpu": 1})
+    assert "`ddp_find_unused_parameters` must not be False" in problems_of(trainer, LayerFreezing())
+
+
+def test_everything_that_is_wrong_is_told_at_once() -> None:
+    with pytest.raises(ConflictError, match="3 problems") as caught:
+        refused([MixUp(**KEYS), GradientClipping("norm", 1.0), Replacing()], False, max_grad_norm=1.0)
+    for part in ("`MixUp` acts at BEFORE_LOSS", "`max_grad_norm`, which is 1.0", "`Replacing` replaces"):
+        assert part in str(caught.value)
+    with pytest.raises(ValueError, match=r"(?s)2 problems.*auto_find_batch_size.*enable_jit_checkpoint") as both:
+        refused([], auto_find_batch_size=True, enable_jit_checkpoint=True)
+    assert not isinstance(both.value, ConflictError)
 
 
 def test_a_loss_that_is_never_called_is_told() -> None:

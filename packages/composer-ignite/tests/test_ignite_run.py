@@ -324,18 +324,21 @@ def test_checkpoints_hold_the_averages(tmp_path: Path) -> None:
     assert not torch.equal(ema["ema_model"]["named_parameters_dict"]["network.0.weight"], weights)
 
 
-def test_a_checkpoint_without_the_trainer_is_refused(tmp_path: Path) -> None:
+def test_a_checkpoint_without_the_trainer_resumes_exactly(tmp_path: Path) -> None:
     training = Training([])
     training.save_at(Events.ITERATION_COMPLETED(once=3), tmp_path, kill=True)
     with pytest.raises(Died):
         training.train()
-    training = Training([])
     saved = torch.load(tmp_path / "a.pt", weights_only=True)
-    objects = training.run.to_save(training.trainer)
-    del objects["trainer"]
-    Checkpoint.load_objects(objects, saved)
-    with pytest.raises(ValueError, match=r"is at iteration 0, and the run at 3\. Save and load all"):
-        training.train()
+    training, other = Training([]), Training([])
+    for each, missing in ((training, "trainer"), (other, "composer")):
+        objects = each.run.to_save(each.trainer)
+        del objects[missing]
+        Checkpoint.load_objects(objects, saved)
+
+    deep_compare(with_our_trainer("nothing"), training.train())
+    with pytest.raises(ValueError, match=r"is at iteration 0, and the trainer at 3\. Save and load all"):
+        other.train()
 
 
 # ---- interruptions ----
@@ -452,12 +455,21 @@ class Resizing(Algorithm):
 
 
 def test_what_ignite_cannot_do_is_refused() -> None:
-    with pytest.raises(
-        ConflictError, match=r"`Resizing` changes the batch size.*Ignite counts the batches of an epoch"
-    ):
+    with pytest.raises(ConflictError, match=r"`Resizing` changes the batch size.*loads and counts batches in advance"):
         Training(Resizing())
     with pytest.raises(ConflictError, match=r"`SAM` wraps the optimizer.*The scaler of `amp_mode` steps one plain"):
         Training(SAM(), {"amp_mode": "amp", "scaler": True})
+
+
+def test_everything_that_is_wrong_is_told_at_once() -> None:
+    net, none = layers(), None
+    with pytest.raises(ConflictError, match=r"(?s)3 problems.*`max_duration` must.*`loss` must.*`Resizing` changes"):
+        IgniteRun(net, Resizing(), optimizer=sgd(net), max_duration=none)  # type: ignore[arg-type]
+    with pytest.raises(ConflictError, match=r"(?s)2 problems.*got 'apex'.*`SAM` wraps the optimizer"):
+        Training(SAM(), {"amp_mode": "apex", "scaler": True})
+    with pytest.raises(ValueError, match=r"(?s)2 problems.*`max_epochs` must be 2.*`epoch_length` must be") as caught:
+        Training([], {"gradient_accumulation_steps": 2}).train(max_epochs=3)
+    assert not isinstance(caught.value, ConflictError)
 
 
 def test_wrong_arguments_are_answered() -> None:

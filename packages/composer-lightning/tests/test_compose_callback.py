@@ -564,6 +564,19 @@ def test_what_conflicts_with_the_trainer_is_refused_before_training() -> None:
         refused(ComposeCallback(LayerFreezing()), Freezing())
 
 
+def test_everything_that_is_wrong_is_told_at_once() -> None:
+    with pytest.raises(ConflictError, match=r"(?s)3 problems.*`forward`.*`MixUp` acts at.*`Replacing` replaces"):
+        ComposeCallback([MixUp(), Replacing()], forward=lambda module, batch: module(batch))
+    callback, other = ComposeCallback([GradientClipping("norm", 1.0)]), StochasticWeightAveraging(swa_lrs=0.1)
+    with pytest.raises(ConflictError, match=r"(?s)3 problems.*`max_epochs`.*`StochasticWeight.*clips as well"):
+        refused(callback, other, max_epochs=-1, gradient_clip_val=1.0)
+    net = Net()
+    net.automatic_optimization = False
+    with pytest.raises(ValueError, match="2 problems") as caught:
+        refused(ComposeCallback([]), module=net, max_epochs=-1)
+    assert not isinstance(caught.value, ConflictError)
+
+
 def test_averages_of_lightning_are_refused() -> None:
     with pytest.raises(ValueError, match="`StochasticWeightAveraging` must not be used with `ComposeCallback`"):
         refused(ComposeCallback([]), StochasticWeightAveraging(swa_lrs=0.1), module=Net())
@@ -619,7 +632,9 @@ def test_a_training_step_that_forgets_to_return_its_loss_is_told(result: Any) ->
             super().training_step(batch, batch_idx)
             return result
 
-    with pytest.raises(RuntimeError, match=r"must return a loss, got .*Write `return self\.composer\.loss\(batch\)`"):
+    with pytest.raises(
+        RuntimeError, match=r"must return `self\.composer\.loss\(batch\)`.*but returned (NoneType|dict)"
+    ):
         refused(ComposeCallback([], loss=criterion), module=Forgetful())
 
 

@@ -11,19 +11,17 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator, DistributedDataParallelKwargs
+from accelerate.data_loader import DataLoaderDispatcher
 from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.utils import DistributedType, save_fsdp_model
 
 from composer.core import (
-    CHANGES_BATCH_SIZE,
     CLIPS_GRADIENTS,
-    REPLACES_MODEL,
     SWAPS_WEIGHTS,
     WRAPS_OPTIMIZER,
     Algorithm,
     Callback,
     ConflictError,
-    Event,
     Plan,
     Precision,
 )
@@ -31,7 +29,8 @@ from composer.core.time import TimeInput
 from composer.loggers import LoggerDestination
 from composer.loop import HostedRun
 from composer.loop.hosted_run import algorithms_in
-from composer.models import ComposerModel
+from composer.loop.position import set_epoch
+from composer.loop.skin import UNAVAILABLE, conflicts, hooks_by_event, missing_loss, raise_all
 from composer.models.base import total_loss
 from composer.utils import get_device
 from composer.utils.misc import needs_closure
@@ -42,23 +41,19 @@ _REFUSED = {
     DistributedType.MEGATRON_LM: "Megatron-LM replaces the model, the data and the loop",
     DistributedType.XLA: "XLA traces a step, in which algorithms run Python code",
 }
-_FEATURES: dict[Event | str, str] = {
-    REPLACES_MODEL: "Pass the model that you want to train to `AcceleratedRun`.",
-    CHANGES_BATCH_SIZE: "Accelerate loads a batch before the last one is trained. Use the `Trainer` of composer.",
-}
-_HOOKS = {
-    **dict.fromkeys((Event.INIT, Event.BEFORE_LOAD), "run.prepare"),
-    **dict.fromkeys((Event.AFTER_LOAD, Event.FIT_START, Event.FIT_END), "run.epochs"),
-    **dict.fromkeys((Event.ITERATION_START, Event.EPOCH_START, Event.EPOCH_END), "the iteration over batches"),
-    **dict.fromkeys(
-        (Event.BEFORE_DATALOADER, Event.AFTER_DATALOADER, Event.BATCH_START, Event.BATCH_END),
-        "the iteration over batches",
-    ),
-    **dict.fromkeys((Event.BEFORE_TRAIN_BATCH, Event.BEFORE_FORWARD, Event.AFTER_FORWARD), "run.loss"),
-    **dict.fromkeys((Event.BEFORE_LOSS, Event.AFTER_LOSS, Event.BEFORE_BACKWARD), "run.loss"),
-    **dict.fromkeys((Event.AFTER_BACKWARD, Event.AFTER_TRAIN_BATCH), "optimizer.step"),
-    **dict.fromkeys((Event.EVAL_START, Event.EVAL_END), "run.evaluation"),
-}
+_HOOKS = hooks_by_event(
+    INIT="run.prepare",
+    AFTER_LOAD="run.epochs",
+    ITERATION_START="the iteration over batches",
+    BEFORE_TRAIN_BATCH="run.loss",
+    AFTER_BACKWARD="optimizer.step",
+    BATCH_END="the iteration over batches",
+    FIT_END="run.epochs",
+    EVAL_BEFORE_ALL="run.evaluation",
+    EVAL_BATCH_START="run.eval_forward",
+    EVAL_END="run.evaluation",
+    PREDICT_START="",
+)
 
 
 class AcceleratedRun:
@@ -141,23 +136,20 @@ class AcceleratedRun:
         loggers: LoggerDestination | Sequence[LoggerDestination] = (),
         seed: int = 0,
     ) -> None:
-        self._is_sharded = _check_accelerator(accelerator)
-        if loss is None and _is_plain(model):
-            raise ValueError(
-                f"`loss` must be given for a model that is not a `ComposerModel`, got {type(model).__name__}. Pass "
-                f"`loss=lambda outputs, batch: ...`."
-            )
-        if accelerator.device_placement and not self._is_sharded and hasattr(model, "to"):
-            model.to(accelerator.device)  # before algorithms change it: new layers are created on its device
-        features = dict(_FEATURES)
+        if not isinstance(accelerator, Accelerator):
+            raise TypeError(f"`accelerator` must be an `accelerate.Accelerator`, got {type(accelerator).__name__}.")
+        algorithms, features = algorithms_in(algorithms), dict(UNAVAILABLE)
         if accelerator.scaler is not None:
             features[WRAPS_OPTIMIZER] = (
                 "The scaler of 'fp16' cannot repeat a step. Use `Accelerator(mixed_precision='bf16')`."
             )
+        raise_all([*_problems(accelerator), *missing_loss(model, loss), *conflicts(algorithms, features)])
+        self._is_sharded = accelerator.distributed_type is DistributedType.FSDP
+        if accelerator.device_placement and not self._is_sharded and hasattr(model, "to"):
+            model.to(accelerator.device)  # before algorithms change it: new layers are created on its device
         self._settings: dict[str, Any] = {
             "accumulate": accelerator.gradient_accumulation_steps,
             "precision": _PRECISIONS[accelerator.mixed_precision],
-            "unavailable": features,
         }
         self.accelerator = accelerator
         self.run = HostedRun(
@@ -172,13 +164,12 @@ class AcceleratedRun:
             hooks=_HOOKS,
             **self._settings,
         )
-        clips = [each for each in algorithms_in(algorithms) if CLIPS_GRADIENTS in each.placement.provides]
-        self._clips = [type(each).__name__ for each in clips]
+        kinds = [type(each) for each in algorithms if CLIPS_GRADIENTS in each.placement.provides]
+        self._clips = [kind.__name__ for kind in kinds]
         self._prepared: Any = None
         self._loader: Any = None
         self._optimizers: list[Any] = []  # as prepared by Accelerate
         self._own: Sequence[Any] = ()  # those that algorithms have added
-        self._repeating: set[int] = set()  # ids of optimizers that compute several gradients in a step
         self._passes = 0  # in the current step
         self._has_loss = False  # the backward pass is not announced yet
         self._has_stepped = False  # the step is not counted yet
@@ -213,20 +204,28 @@ class AcceleratedRun:
                 "of an evaluation."
             )
         optimizers = [each for each in objects if isinstance(each, torch.optim.Optimizer)]
+        problems: list[str | ConflictError] = []
         if not optimizers or all(each is not run.model for each in objects):
-            raise ValueError(
+            problems.append(
                 "`prepare` must be given the model of the run and its optimizers. Write `net, optimizer, loader = "
                 "run.prepare(net, optimizer, loader)`."
             )
         if any(isinstance(each, AcceleratedOptimizer) for each in optimizers):
-            raise ValueError(
+            problems.append(
                 "`prepare` must be given plain optimizers, got one that Accelerate has prepared already. Call "
                 "`run.prepare` instead of `accelerator.prepare`, and once for each model."
             )
+        raise_all(problems)
         schedulers = [each for each in objects if isinstance(each, torch.optim.lr_scheduler.LRScheduler)]
         run.state.optimizers, run.state.schedulers = optimizers, schedulers
         run.init()
-        _check_replaced(optimizers, list(run.state.optimizers), schedulers)
+        replaced = {id(each) for each in optimizers} - {id(each) for each in run.state.optimizers}
+        raise_all(
+            f"{type(each).__name__} drives {type(each.optimizer).__name__}, which an algorithm has replaced. Create "
+            f"the scheduler with the optimizer that `prepare` returns."
+            for each in schedulers
+            if id(each.optimizer) in replaced
+        )
         changed = run.take_optimizers()
         if run.find_unused_parameters:
             handler = accelerator.ddp_handler or DistributedDataParallelKwargs()
@@ -240,25 +239,18 @@ class AcceleratedRun:
         )
         prepared: tuple[Any, ...] = everything[: len(objects)]
         self._own = everything[len(objects) :]
-        self._optimizers += self._own
-        for original, result in zip(objects, prepared, strict=True):
-            if original is run.model:
-                self._prepared = result
-            elif isinstance(original, torch.optim.Optimizer):
-                self._optimizers.append(result)
-            elif isinstance(original, torch.utils.data.DataLoader) and self._loader is None:
-                self._loader = result
+        self._optimizers = [each for each in everything if isinstance(each, AcceleratedOptimizer)]
+        pairs = list(zip(objects, prepared, strict=True))
+        self._prepared = next(result for each, result in pairs if each is run.model)
+        self._loader = next((result for each, result in pairs if isinstance(each, torch.utils.data.DataLoader)), None)
         if self._is_sharded:
             kind = accelerator.device.type
             run.state.device = get_device("gpu" if kind == "cuda" else kind)
             run.reconfigure(**self._settings)
-        wrapped: Any = self._prepared
-        run.use_model(wrapped)
+        run.use_model(self._prepared)
         for optimizer in changed:
             optimizer.register_step_pre_hook(self._before_step)
-        if own:
-            changed[len(optimizers) - 1].register_step_post_hook(self._step_own)
-        changed[len(optimizers) - 1].register_step_post_hook(self._record_step)
+        changed[len(optimizers) - 1].register_step_post_hook(self._after_last_step)
         return prepared
 
     # ---- training ----
@@ -292,9 +284,9 @@ class AcceleratedRun:
                 f"train longer, set `run.run.state.max_duration`. For another run, create another `AcceleratedRun`.",
                 stacklevel=2,
             )
-        inner = getattr(loader, "base_dataloader", loader)  # whose dataset algorithms may replace
-        run.begin_fit(inner if _len_of(inner) == _len_of(loader) else loader)
-        self._repeating = {id(each) for each in run.state.optimizers if needs_closure(each)}
+        is_shared = isinstance(loader, DataLoaderDispatcher)  # the inner loader then has the batches of all ranks
+        # Algorithms may replace the dataset of the inner loader.
+        run.begin_fit(loader if is_shared else getattr(loader, "base_dataloader", loader))
         self._start_step()
         try:
             while not run.is_over():
@@ -311,12 +303,7 @@ class AcceleratedRun:
         run = self.run
         now = run.state.timestamp
         run.begin_epoch()
-        if hasattr(loader, "set_epoch"):
-            loader.set_epoch(now.epoch.value)
-        else:
-            set_epoch = getattr(getattr(loader, "sampler", None), "set_epoch", None)
-            if set_epoch is not None:
-                set_epoch(now.epoch.value)
+        set_epoch(loader, now.epoch.value)
         done = now.batch_in_epoch.value * run.accumulate
         for batch in self.accelerator.skip_first_batches(loader, done) if done else loader:
             yield run.after_dataloader(batch)
@@ -350,13 +337,13 @@ class AcceleratedRun:
                     "`accelerator.backward(run.loss(batch))`."
                 )
             # torch.distributed.checkpoint initializes the states of optimizers with a step at a learning rate of 0.
-            return ((optimizer, _no_passes), {}) if needs_closure(optimizer) else None
+            return ((optimizer, lambda *args, **kwargs: torch.zeros(())), {}) if needs_closure(optimizer) else None
         self._after_backward()
         if kwargs.get("closure") is not None or any(each is not None for each in args[1:]):
             raise ValueError(
                 "`closure` must not be given to the step: the run repeats passes itself. Write `optimizer.step()`."
             )
-        wants = id(optimizer) in self._repeating
+        wants = run.replays and needs_closure(optimizer)
         if wants and self._has_stepped:
             raise RuntimeError(
                 f"{type(optimizer).__name__} must be the first optimizer that steps, since it repeats the passes of "
@@ -367,14 +354,13 @@ class AcceleratedRun:
         self._has_stepped = True
         return ((optimizer, run.closure(self._repeat_pass)), {}) if wants else None
 
-    def _step_own(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    def _after_last_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         """Step the optimizers that algorithms have added, which the loop does not step."""
-        for each in self._own if self._has_stepped else ():
-            each.step()
-            each.zero_grad()
-
-    def _record_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        self._is_trained = self._has_stepped
+        if self._has_stepped:
+            for each in self._own:
+                each.step()
+                each.zero_grad()
+            self._is_trained = True
 
     def _repeat_pass(self, batch: Any) -> None:
         """Repeat a forward and backward pass of the step; only the last one exchanges gradients."""
@@ -403,14 +389,11 @@ class AcceleratedRun:
         self._passes = 0
 
     def _clip(self, original: Callable[..., Any], name: str, *args: Any, **kwargs: Any) -> Any:
-        if self._clips:
+        if self._clips or self.run.replays:
+            reason = f"`{self._clips[0]}` clips as well" if self._clips else "an optimizer computes gradients again"
             raise ConflictError(
-                f"`accelerator.{name}` clips as well as `{self._clips[0]}`, and before it. Remove one of the two."
-            )
-        if self.run.replays:
-            raise ConflictError(
-                f"`accelerator.{name}` clips gradients that an optimizer computes again in its step. Use the algorithm "
-                f"`GradientClipping` of composer-gradient-clipping, which clips those of each pass."
+                f"`accelerator.{name}` must not be called, since {reason} after it. Remove it, and clip with the "
+                f"algorithm `GradientClipping` of composer-gradient-clipping, which clips the gradients of each pass."
             )
         return original(*args, **kwargs)
 
@@ -501,49 +484,18 @@ class AcceleratedRun:
         return self.run.explain()
 
 
-def _no_passes(*args: Any, **kwargs: Any) -> torch.Tensor:
-    """Compute no gradients: the closure of a step that is not a training step."""
-    return torch.zeros(())
-
-
-def _check_accelerator(accelerator: Accelerator) -> bool:
-    """Raise ValueError unless the run can work with an accelerator; return True if that shards the model."""
-    if not isinstance(accelerator, Accelerator):
-        raise TypeError(f"`accelerator` must be an `accelerate.Accelerator`, got {type(accelerator).__name__}.")
+def _problems(accelerator: Accelerator) -> Iterator[str]:
+    """Yield what changes parameters, layers or the loop itself."""
     kind = accelerator.distributed_type
     if kind in _REFUSED:
-        raise ValueError(
-            f"`accelerator` must run on one device, or with DDP or FSDP2, got {kind.value}. {_REFUSED[kind]}."
-        )
+        yield f"`accelerator` must run on one device, or with DDP or FSDP2, got {kind.value}. {_REFUSED[kind]}."
     if kind is DistributedType.FSDP and not accelerator.is_fsdp2:
-        raise ValueError(
+        yield (
             "`accelerator` must not use FSDP1, which flattens parameters. Use "
             "`FullyShardedDataParallelPlugin(fsdp_version=2)`."
         )
     if accelerator.mixed_precision not in _PRECISIONS:
-        raise ValueError(
+        yield (
             f"`mixed_precision` must be one of {', '.join(_PRECISIONS)}, got {accelerator.mixed_precision!r}, which "
             f"replaces layers itself. Use 'bf16'."
         )
-    return kind is DistributedType.FSDP
-
-
-def _is_plain(model: Any) -> bool:
-    return isinstance(model, torch.nn.Module) and not isinstance(model, ComposerModel)
-
-
-def _check_replaced(given: Sequence[Any], now: Sequence[Any], schedulers: Sequence[Any]) -> None:
-    """Raise ValueError if an algorithm has replaced an optimizer that a scheduler drives."""
-    for scheduler in schedulers:
-        if any(scheduler.optimizer is each for each in given) and all(scheduler.optimizer is not e for e in now):
-            raise ValueError(
-                f"{type(scheduler).__name__} drives {type(scheduler.optimizer).__name__}, which an algorithm has "
-                f"replaced. Create the scheduler with the optimizer that `prepare` returns."
-            )
-
-
-def _len_of(loader: Any) -> int | None:
-    try:
-        return len(loader)
-    except TypeError:
-        return None

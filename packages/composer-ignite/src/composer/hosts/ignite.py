@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
 import torch
-from ignite.engine import Engine, Events, create_supervised_evaluator, create_supervised_trainer
+from ignite.engine import Engine, Events, State, create_supervised_evaluator, create_supervised_trainer
 from ignite.engine.deterministic import DeterministicEngine
 from ignite.utils import convert_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from composer.core import (
-    CHANGES_BATCH_SIZE,
-    REPLACES_MODEL,
     REPLACES_OPTIMIZER,
     SCALES_SCHEDULE,
     WRAPS_OPTIMIZER,
@@ -29,31 +27,31 @@ from composer.core import (
 from composer.core.time import TimeInput
 from composer.loggers import LoggerDestination
 from composer.loop import HostedRun
-from composer.models import ComposerModel
+from composer.loop.hosted_run import algorithms_in
+from composer.loop.position import set_epoch
+from composer.loop.skin import UNAVAILABLE, conflicts, hooks_by_event, missing_loss, raise_all
 from composer.models.base import total_loss
 from composer.utils.misc import needs_closure
 
 _FEATURES: dict[Event | str, str] = {
-    REPLACES_MODEL: "Pass the model that you want to train to `IgniteRun`.",
+    **UNAVAILABLE,
     SCALES_SCHEDULE: "Set `max_duration`, `max_epochs` and the schedules of Ignite.",
-    CHANGES_BATCH_SIZE: "Ignite counts the batches of an epoch before training. Use the `Trainer` of composer.",
 }
-_HOOKS = {
-    **dict.fromkeys((Event.INIT, Event.BEFORE_LOAD), "the constructor"),
-    **dict.fromkeys((Event.AFTER_LOAD, Event.FIT_START), "STARTED"),
-    **dict.fromkeys((Event.ITERATION_START, Event.EPOCH_START), "EPOCH_STARTED"),
-    **dict.fromkeys((Event.BEFORE_DATALOADER, Event.AFTER_DATALOADER, Event.BATCH_START), "prepare_batch"),
-    **dict.fromkeys((Event.BEFORE_TRAIN_BATCH, Event.BEFORE_FORWARD, Event.AFTER_FORWARD), "model_fn"),
-    **dict.fromkeys((Event.BEFORE_LOSS, Event.AFTER_LOSS, Event.BEFORE_BACKWARD), "model_fn"),
-    **dict.fromkeys((Event.AFTER_BACKWARD, Event.AFTER_TRAIN_BATCH), "the optimizer's step"),
-    **dict.fromkeys((Event.BATCH_END, Event.BATCH_CHECKPOINT), "ITERATION_COMPLETED"),
-    **dict.fromkeys((Event.EPOCH_END, Event.EPOCH_CHECKPOINT), "EPOCH_COMPLETED"),
-    Event.FIT_END: "COMPLETED",
-    **dict.fromkeys((Event.EVAL_BEFORE_ALL, Event.EVAL_STANDALONE_START, Event.EVAL_START), "STARTED of the evaluator"),
-    **dict.fromkeys((Event.EVAL_AFTER_ALL, Event.EVAL_STANDALONE_END, Event.EVAL_END), "COMPLETED of the evaluator"),
-    **dict.fromkeys((Event.EVAL_BATCH_START, Event.EVAL_BEFORE_FORWARD), "model_fn of the evaluator"),
-    **dict.fromkeys((Event.EVAL_AFTER_FORWARD, Event.EVAL_BATCH_END), "model_fn of the evaluator"),
-}
+_HOOKS = hooks_by_event(
+    INIT="the constructor",
+    AFTER_LOAD="STARTED",
+    ITERATION_START="EPOCH_STARTED",
+    BEFORE_DATALOADER="prepare_batch",
+    BEFORE_TRAIN_BATCH="model_fn",
+    AFTER_BACKWARD="the optimizer's step",
+    BATCH_END="ITERATION_COMPLETED",
+    EPOCH_END="EPOCH_COMPLETED",
+    FIT_END="COMPLETED",
+    EVAL_BEFORE_ALL="run of the evaluator",
+    EVAL_BATCH_START="model_fn of the evaluator",
+    EVAL_END="run of the evaluator",
+    PREDICT_START="",
+)
 
 
 class IgniteRun:
@@ -74,7 +72,8 @@ class IgniteRun:
 
     `Checkpoint(run.to_save(trainer), ...)` saves the state of the run, and the weights that algorithms want saved, such
     as averages. `Checkpoint.load_objects(run.to_save(trainer), checkpoint)` restores both; `trainer.run` then continues
-    after the last batch that was trained on. So does another `trainer.run` after an exception.
+    after the last batch that was trained on. So does another `trainer.run` after an exception, with the same
+    `max_epochs`.
 
     Args:
         model: A `ComposerModel`, which has a loss; or any module, with `loss`.
@@ -125,23 +124,22 @@ class IgniteRun:
         loggers: LoggerDestination | Sequence[LoggerDestination] = (),
         seed: int = 0,
     ) -> None:
-        for name, value, example in (
-            ("optimizer", optimizer, "torch.optim.AdamW(model.parameters())"),
-            ("max_duration", max_duration, "'10ep'"),
-        ):
-            if value is None:
-                raise ValueError(f"`{name}` must be given, got None. Pass for example `{name}={example}`.")
-        self._precision = Precision(precision)
+        self._algorithms, self._precision = algorithms_in(algorithms), Precision(precision)
+        required: dict[str, tuple[Any, str]] = {
+            "optimizer": (optimizer, "torch.optim.AdamW(model.parameters())"),
+            "max_duration": (max_duration, "'10ep'"),
+        }
+        problems = [
+            f"`{name}` must be given, got None. Pass for example `{name}={example}`."
+            for name, (value, example) in required.items()
+            if value is None
+        ]
         if self._precision is Precision.AMP_FP16:
-            raise ValueError(
+            problems.append(
                 "`precision` must not be 'amp_fp16', which needs a scaler. Use 'amp_bf16', or "
                 "`create_supervised_trainer(amp_mode='amp', scaler=True)`."
             )
-        if loss is None and _is_plain(model):
-            raise ValueError(
-                f"`loss` must be given for a model that is not a `ComposerModel`, got {type(model).__name__}. Pass "
-                f"`loss=lambda outputs, batch: ...`."
-            )
+        raise_all([*problems, *missing_loss(model, loss), *conflicts(self._algorithms, _FEATURES)])
         self.run = HostedRun(
             model,
             algorithms,
@@ -153,7 +151,6 @@ class IgniteRun:
             callbacks=callbacks,
             loggers=loggers,
             seed=seed,
-            unavailable=_FEATURES,
             hooks=_HOOKS,
         )
         self.run.init()
@@ -163,9 +160,8 @@ class IgniteRun:
             self.optimizers[0].register_step_post_hook(self._after_step)
         self._trainer: Engine | None = None
         self._batch: Any = None
-        self._repeats = False  # the optimizer computes several gradients in a step
+        self._data: Any = None  # of the last `trainer.run`
         self._loss: torch.Tensor | None = None  # of the last batch, until its backward pass is announced
-        self._is_training = self._is_evaluating = self._is_interrupted = self._is_completed = False
 
     @property
     def model(self) -> Any:
@@ -216,24 +212,24 @@ class IgniteRun:
         """
         if self._trainer is not None:
             raise RuntimeError("`create_supervised_trainer` must be called once. Create a new `IgniteRun` for another.")
+        run, problems, features = self.run, list[str](), dict[Event | str, str]()
         if amp_mode not in (None, "amp"):
-            raise ValueError(f"`amp_mode` must be 'amp' or None, got {amp_mode!r}. Use `precision='amp_bf16'`.")
+            problems.append(f"`amp_mode` must be 'amp' or None, got {amp_mode!r}. Use `precision='amp_bf16'`.")
         if amp_mode is not None and self._precision is not Precision.FP32:
-            raise ValueError(
+            problems.append(
                 f"`amp_mode` must be None with `precision={self._precision.value!r}`, got {amp_mode!r}. Use one."
             )
-        features = dict(_FEATURES)
+        if isinstance(model, DistributedDataParallel) and run.find_unused_parameters > model.find_unused_parameters:
+            problems.append(
+                "`model` must look for unused parameters, since an algorithm leaves some unused. Wrap it with "
+                "`find_unused_parameters=run.find_unused_parameters`."
+            )
         if scaler:
-            for effect in (WRAPS_OPTIMIZER, REPLACES_OPTIMIZER):
-                features[effect] = "The scaler of `amp_mode` steps one plain optimizer. Use `precision='amp_bf16'`."
-        run = self.run
-        run.reconfigure(accumulate=gradient_accumulation_steps, precision=self._precision, unavailable=features)
+            reason = "The scaler of `amp_mode` steps one plain optimizer. Use `precision='amp_bf16'`."
+            features = dict.fromkeys((WRAPS_OPTIMIZER, REPLACES_OPTIMIZER), reason)
+        raise_all([*problems, *conflicts(self._algorithms, features)])
+        run.reconfigure(accumulate=gradient_accumulation_steps, precision=self._precision)
         if model is not None:
-            if isinstance(model, DistributedDataParallel) and run.find_unused_parameters > model.find_unused_parameters:
-                raise ValueError(
-                    "`model` must look for unused parameters, since an algorithm leaves some unused. Wrap it with "
-                    "`find_unused_parameters=run.find_unused_parameters`."
-                )
             run.use_model(model)
         options: dict[str, Any] = {} if output_transform is None else {"output_transform": output_transform}
         trainer = create_supervised_trainer(
@@ -256,10 +252,24 @@ class IgniteRun:
             (Events.ITERATION_COMPLETED, self._complete_iteration),
             (Events.EPOCH_COMPLETED, self._complete_epoch),
             (Events.COMPLETED, self._complete),
-            (Events.INTERRUPT, self._interrupt),
         ):
             trainer.add_event_handler(event, handler)
-        _run_finally(trainer, self._leave_training, self._continued, functools.partial(self._fail, trainer))
+        original = trainer.run
+
+        @functools.wraps(original)  # a handler of EXCEPTION_RAISED would hide errors
+        def run_trainer(data: Any = None, *args: Any, **kwargs: Any) -> Any:
+            try:
+                result = original(self._continued(data), *args, **kwargs)
+            except BaseException as error:
+                run.describe_failure(error)
+                run.abort()
+                trainer._internal_run_generator = None  # otherwise, the next call would end immediately
+                raise
+            # Only after an interruption, Ignite keeps the generator, and continues it in the next call.
+            (run.abort if trainer._internal_run_generator is None else run.pause)()
+            return result
+
+        trainer.run = run_trainer  # type: ignore[method-assign]
         self._trainer = trainer
         return trainer
 
@@ -303,14 +313,14 @@ class IgniteRun:
             evaluator: The engine.
             label: The name of its data.
         """
+        original = evaluator.run
 
-        def start(engine: Engine) -> None:
-            self.run.begin_evaluation(_iterable(engine.state.dataloader), label)
-            self._is_evaluating = True
+        @functools.wraps(original)
+        def run_evaluator(data: Any = None, *args: Any, **kwargs: Any) -> Any:
+            with self.run.evaluation([] if data is None else data, label):
+                return original(data, *args, **kwargs)
 
-        evaluator.add_event_handler(Events.STARTED, start)
-        evaluator.add_event_handler(Events.COMPLETED, lambda engine: self._leave_evaluation())
-        _run_finally(evaluator, self._leave_evaluation)
+        evaluator.run = run_evaluator  # type: ignore[method-assign]
 
     # ---- the functions of the trainer ----
 
@@ -334,7 +344,8 @@ class IgniteRun:
             return None  # the user's own step
         self._after_backward()
         run.after_gradients()
-        return ((optimizer, run.closure(self._repeat_pass)), {}) if self._repeats else None
+        repeats = run.replays and needs_closure(optimizer)
+        return ((optimizer, run.closure(self._repeat_pass)), {}) if repeats else None
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         """Step the optimizers that algorithms have added, which the trainer does not know."""
@@ -357,48 +368,18 @@ class IgniteRun:
 
     def _start(self, engine: Engine) -> None:
         run, state = self.run, engine.state
-        if run.is_over():
-            raise ValueError(
-                f"`max_duration` must be longer than what is trained, got {str(run.state.max_duration)!r}. To train "
-                f"longer, set `run.run.state.max_duration`, for example to '4ep'. For another run, create another "
-                f"`IgniteRun`."
-            )
-        duration = run.state.max_duration
-        if duration is not None and duration.unit is TimeUnit.EPOCH and state.max_epochs not in (None, duration.value):
-            raise ValueError(
-                f"`max_epochs` must be {duration.value}, the `max_duration` of the run, got {state.max_epochs}. "
-                f"Algorithms act at fractions of the run."
-            )
-        if state.epoch_length is None or state.epoch_length % run.accumulate:
-            raise ValueError(
-                f"`epoch_length` must be a multiple of `gradient_accumulation_steps={run.accumulate}`, got "
-                f"{state.epoch_length}. Ignite would make a step of the batches of two epochs."
-            )
-        if duration is not None and duration.unit is TimeUnit.BATCH:
-            epochs = -(-duration.value * run.accumulate // state.epoch_length)
-            if (state.max_epochs or 0) < epochs and state.max_iters is None:
-                raise ValueError(
-                    f"`max_epochs` must be at least {epochs}, so that `max_duration` {str(duration)!r} is reached in "
-                    f"epochs of {state.epoch_length} batches, got {state.max_epochs}. Pass `max_epochs={epochs}`."
-                )
-        now = run.state.timestamp
-        if self._is_completed and state.iteration == 0:  # after a run that has ended, Ignite starts counting again
-            self._set_progress(state)
-        if state.iteration != now.batch * run.accumulate:
-            raise ValueError(
-                f"The trainer must continue where the run does, but is at iteration {state.iteration}, and the run at "
-                f"{now.batch.value * run.accumulate}. Save and load all of `run.to_save(trainer)`."
-            )
-        run.begin_fit(_iterable(_whole(state.dataloader)))
+        raise_all(_problems(run, state))
+        assert state.epoch_length is not None, "it was checked"
+        state.iteration = run.state.timestamp.batch.value * run.accumulate
+        state.epoch = state.iteration // state.epoch_length
+        run.begin_fit([] if self._data is None else self._data)
         run.state.dataloader_len = state.epoch_length // run.accumulate
-        self._is_training, self._loss = True, None
-        self._repeats = needs_closure(self.optimizers[0])
-        run.catch_up(state.iteration // state.epoch_length)
+        self._loss = None
+        run.catch_up(state.epoch)
 
     def _start_epoch(self, engine: Engine) -> None:
-        run = self.run
-        run.begin_epoch()
-        _set_epoch(engine.state.dataloader, run)
+        self.run.begin_epoch()
+        set_epoch(self._data, self.run.state.timestamp.epoch.value)
 
     def _complete_iteration(self, engine: Engine) -> None:
         run = self.run
@@ -416,45 +397,15 @@ class IgniteRun:
     def _complete(self, engine: Engine) -> None:
         if engine.state.iteration % self.run.accumulate == 0:  # else another handler has ended the run within a step
             self.run.end_fit()
-            self._is_training, self._is_completed = False, True
 
-    def _interrupt(self, engine: Engine) -> None:
-        self.run.pause()
-        self._is_interrupted = True
-
-    def _continued(self, loader: Any) -> Any:
+    def _continued(self, data: Any) -> Any:
         """Return the data of `trainer.run`, without the batches of the epoch that were trained on."""
-        run = self.run
+        run, self._data = self.run, data
         done = run.state.timestamp.batch_in_epoch.value * run.accumulate
-        if loader is None or self._is_training:
-            return loader
-        _set_epoch(loader, run)  # workers begin to read before the epoch starts
-        # A `DeterministicEngine` skips them itself.
-        return _Continued(loader, done) if done and not isinstance(self._trainer, DeterministicEngine) else loader
-
-    def _fail(self, trainer: Engine, error: BaseException) -> None:
-        """After an exception, let the next `trainer.run` continue from the last step that was finished."""
-        self.run.describe_failure(error)
-        trainer._internal_run_generator = None  # else, the next `run` would end immediately
-        if self._is_training:
-            self._set_progress(trainer.state)
-
-    def _set_progress(self, state: Any) -> None:
-        """Set the counters of the trainer to those of the run."""
-        run = self.run
-        state.iteration = run.state.timestamp.batch.value * run.accumulate
-        state.epoch = state.iteration // state.epoch_length
-
-    def _leave_training(self) -> None:
-        if self._is_training and not self._is_interrupted:
-            self.run.abort()
-            self._is_training, self._loss = False, None
-        self._is_interrupted = False
-
-    def _leave_evaluation(self) -> None:
-        if self._is_evaluating:
-            self._is_evaluating = False
-            self.run.end_evaluation()
+        # Ignite continues an interrupted iteration, and a `DeterministicEngine` skips batches itself.
+        if not done or data is None or run.in_epoch or isinstance(self._trainer, DeterministicEngine):
+            return data
+        return _Continued(data, done)
 
     # ---- saving ----
 
@@ -474,7 +425,7 @@ class IgniteRun:
         Raises:
             RuntimeError: A step is not finished: its gradients would not be saved.
         """
-        if self._is_training and self._trainer is not None and self._trainer.state.iteration % self.run.accumulate:
+        if self.run.in_epoch and self._trainer is not None and self._trainer.state.iteration % self.run.accumulate:
             raise RuntimeError(
                 f"`Checkpoint` must be saved between two steps: the gradients of a step that is not finished are not "
                 f"saved. Save it at `Events.ITERATION_COMPLETED(every={self.run.accumulate})`, or after an epoch."
@@ -533,49 +484,38 @@ class _Continued:
         return len(self.loader)
 
 
-def _whole(loader: Any) -> Any:
-    """Return the loader that a `_Continued` wraps, or the loader itself."""
-    return loader.loader if isinstance(loader, _Continued) else loader
-
-
-def _set_epoch(loader: Any, run: HostedRun) -> None:
-    set_epoch = getattr(getattr(_whole(loader), "sampler", None), "set_epoch", None)
-    if set_epoch is not None:
-        set_epoch(run.state.timestamp.epoch.value)
-
-
-def _run_finally(
-    engine: Engine,
-    leave: Callable[[], None],
-    change: Callable[[Any], Any] = lambda data: data,
-    fail: Callable[[BaseException], None] = lambda error: None,
-) -> None:
-    """Call `leave` after each `engine.run`, even if it fails: a handler of EXCEPTION_RAISED would hide the error.
+def _problems(run: HostedRun, state: State) -> Iterator[str]:
+    """Yield what keeps a trainer from training until the end of the run.
 
     Args:
-        engine: The engine.
-        leave: Called at the end.
-        change: Applied to the data of `engine.run`.
-        fail: Called with an exception, before `leave`.
+        run: The run.
+        state: The state of the trainer.
     """
-    original = engine.run
-
-    @functools.wraps(original)
-    def run(data: Any = None, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return original(change(data), *args, **kwargs)
-        except BaseException as error:
-            fail(error)
-            raise
-        finally:
-            leave()
-
-    engine.run = run  # type: ignore[method-assign]
-
-
-def _is_plain(model: Any) -> bool:
-    return isinstance(model, torch.nn.Module) and not isinstance(model, ComposerModel)
-
-
-def _iterable(loader: Any) -> Iterable[Any]:
-    return [] if loader is None else loader
+    duration, length, batches = run.state.max_duration, state.epoch_length, run.state.timestamp.batch.value
+    if run.is_over():
+        yield (
+            f"`max_duration` must be longer than what is trained, got {str(duration)!r}. To train longer, set "
+            f"`run.run.state.max_duration`, for example to '4ep'. For another run, create another `IgniteRun`."
+        )
+    elif duration is not None and duration.unit is TimeUnit.EPOCH and state.max_epochs not in (None, duration.value):
+        yield (
+            f"`max_epochs` must be {duration.value}, the `max_duration` of the run, got {state.max_epochs}. Algorithms "
+            f"act at fractions of the run."
+        )
+    if length is None or length % run.accumulate:
+        yield (
+            f"`epoch_length` must be a multiple of `gradient_accumulation_steps={run.accumulate}`, got {length}. "
+            f"Ignite would make a step of the batches of two epochs."
+        )
+    elif duration is not None and duration.unit is TimeUnit.BATCH and state.max_iters is None:
+        epochs = -(-duration.value * run.accumulate // length)
+        if (state.max_epochs or 0) < epochs:
+            yield (
+                f"`max_epochs` must be at least {epochs}, so that `max_duration` {str(duration)!r} is reached in "
+                f"epochs of {length} batches, got {state.max_epochs}. Pass `max_epochs={epochs}`."
+            )
+    if state.iteration > (batches + 1) * run.accumulate:  # a step that failed is counted by Ignite only
+        yield (
+            f"The run must continue where the trainer does, but is at iteration {batches * run.accumulate}, and the "
+            f"trainer at {state.iteration}. Save and load all of `run.to_save(trainer)`."
+        )

@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import lightning.pytorch as pl
@@ -22,12 +21,10 @@ from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from composer.core import (
     AUGMENTS_IMAGES,
     AVERAGES_WEIGHTS,
-    CHANGES_BATCH_SIZE,
     CLIPS_GRADIENTS,
     DROPS_PIXELS,
     FREEZES_WEIGHTS,
     MIXES_AUGMENTATIONS,
-    REPLACES_MODEL,
     REPLACES_OPTIMIZER,
     SCALES_SCHEDULE,
     SWAPS_WEIGHTS,
@@ -42,42 +39,50 @@ from composer.core import (
 from composer.loggers import LoggerDestination
 from composer.loop import HostedRun
 from composer.loop.hosted_run import algorithms_in, forward_inputs
+from composer.loop.skin import UNAVAILABLE, conflicts, hooks_by_event, raise_all, uncounted
 from composer.models.base import total_loss
 
 _KEY = "composer"  # in Lightning's checkpoints
 _PRECISIONS = {"bf16-mixed": Precision.AMP_BF16, "16-mixed": Precision.AMP_FP16}
 _TRANSFORM = "Lightning loads a batch before training begins. Add the transform to the dataset yourself."
 _FEATURES: dict[Event | str, str] = {
-    REPLACES_MODEL: "Pass the model that you want to train to Lightning.",
+    **UNAVAILABLE,
     REPLACES_OPTIMIZER: "Create that optimizer in `configure_optimizers`.",
     SCALES_SCHEDULE: "Set `max_epochs` and the schedules of Lightning.",
-    CHANGES_BATCH_SIZE: "Lightning counts the batches of an epoch before training. Use the `Trainer` of composer.",
     AUGMENTS_IMAGES: _TRANSFORM,
     MIXES_AUGMENTATIONS: _TRANSFORM,
-    Event.EVAL_BEFORE_FORWARD: "`validation_step` runs the model itself. Leave the algorithm out.",
-    Event.PREDICT_BEFORE_FORWARD: "`predict_step` runs the model itself. Leave the algorithm out.",
+    **dict.fromkeys(
+        (Event.EVAL_BEFORE_FORWARD, Event.PREDICT_BEFORE_FORWARD),
+        "`validation_step` and `predict_step` run the model themselves. Leave the algorithm out.",
+    ),
 }
 _WRAPPED = ("on_after_batch_transfer", "training_step", "optimizer_step", "log", "on_save_checkpoint")
-_OF_THE_LOSS = (Event.AFTER_FORWARD, Event.BEFORE_LOSS, Event.AFTER_LOSS, Event.BEFORE_BACKWARD)
 _SPLIT = (
     "`training_step` computes outputs and loss in one. Pass `ComposeCallback(..., loss=lambda outputs, batch: ...)` "
     "and return `self.composer.loss(batch)` from `training_step`."
 )
-_HOOKS = {
-    Event.INIT: "setup",
-    Event.BEFORE_LOAD: "on_fit_start",
-    **dict.fromkeys((Event.AFTER_LOAD, Event.FIT_START), "on_train_start"),
-    **dict.fromkeys((Event.ITERATION_START, Event.EPOCH_START), "on_train_epoch_start"),
-    **dict.fromkeys((Event.BEFORE_DATALOADER, Event.AFTER_DATALOADER, Event.BATCH_START), "on_after_batch_transfer"),
-    **dict.fromkeys((Event.BEFORE_TRAIN_BATCH, Event.BEFORE_FORWARD, *_OF_THE_LOSS), "training_step"),
-    Event.AFTER_BACKWARD: "on_after_backward",
-    Event.AFTER_TRAIN_BATCH: "on_before_optimizer_step",
-    **dict.fromkeys((Event.BATCH_END, Event.BATCH_CHECKPOINT), "on_train_batch_end"),
-    **dict.fromkeys((Event.EPOCH_END, Event.EPOCH_CHECKPOINT), "on_train_epoch_end"),
-    Event.FIT_END: "on_train_end",
-    **dict.fromkeys((Event.EVAL_BEFORE_ALL, Event.EVAL_STANDALONE_START, Event.EVAL_START), "on_validation_start"),
-    **dict.fromkeys((Event.EVAL_AFTER_ALL, Event.EVAL_STANDALONE_END, Event.EVAL_END), "on_validation_end"),
-}
+_WITHOUT_LOSS: dict[Event | str, str] = dict.fromkeys(
+    (Event.AFTER_FORWARD, Event.BEFORE_LOSS, Event.AFTER_LOSS, Event.BEFORE_BACKWARD), _SPLIT
+)
+_HOOKS = hooks_by_event(
+    INIT="setup",
+    BEFORE_LOAD="on_fit_start",
+    AFTER_LOAD="on_train_start",
+    ITERATION_START="on_train_epoch_start",
+    BEFORE_DATALOADER="on_after_batch_transfer",
+    BEFORE_TRAIN_BATCH="training_step",
+    AFTER_BACKWARD="on_after_backward",
+    AFTER_TRAIN_BATCH="on_before_optimizer_step",
+    BATCH_END="on_train_batch_end",
+    EPOCH_END="on_train_epoch_end",
+    FIT_END="on_train_end",
+    EVAL_BEFORE_ALL="on_validation_start",
+    EVAL_BATCH_START="",
+    EVAL_END="on_validation_end",
+    EVAL_STANDALONE_START="on_validation_start",
+    EVAL_STANDALONE_END="on_validation_end",
+    PREDICT_START="",
+)
 
 
 class ComposeCallback(pl.Callback):
@@ -145,10 +150,18 @@ class ComposeCallback(pl.Callback):
         loggers: LoggerDestination | Sequence[LoggerDestination] = (),
         seed: int = 0,
     ) -> None:
-        if forward is not None and loss is None:
-            raise ValueError("`loss` must be given together with `forward`. Pass `loss=lambda outputs, batch: ...`.")
         self._algorithms, self._forward, self._loss = algorithms_in(algorithms), forward, loss
-        self._callbacks, self._loggers, self._seed = callbacks, loggers, seed
+        problems: list[str | ConflictError] = []
+        if forward is not None and loss is None:
+            problems.append("`loss` must be given together with `forward`. Pass `loss=lambda outputs, batch: ...`.")
+        for algorithm in self._algorithms:
+            if DROPS_PIXELS in algorithm.placement.provides and Event.FIT_START in (algorithm.events or ()):
+                kind = type(algorithm).__name__
+                problems.append(ConflictError(f"`{kind}` changes the transforms of the dataset. {_TRANSFORM}"))
+        unavailable = _FEATURES if loss is not None else _FEATURES | _WITHOUT_LOSS
+        raise_all([*problems, *conflicts(self._algorithms, unavailable)])
+        HostedRun(torch.nn.Identity(), max_duration="1ep", forward=forward, loss=loss)  # checks the functions
+        self._settings: dict[str, Any] = {"seed": seed, "callbacks": callbacks, "loggers": loggers}
         self.run: HostedRun | None = None
         self._trainer: pl.Trainer | None = None
         self._steps: list[tuple[Any, ...]] = []  # the arguments of `training_step` after the batch, for a replay
@@ -157,7 +170,6 @@ class ComposeCallback(pl.Callback):
         self._before = (0, 0)  # epochs and batches of the run that this `Trainer` does not count
         self._is_resumed = False  # a checkpoint with the state of the run was loaded for this `fit`
         self._replaced: dict[str, Any] = {}  # attributes of the module, such as a compiled `training_step`
-        self._check_algorithms()
 
     # ---- what the module calls ----
 
@@ -185,26 +197,6 @@ class ComposeCallback(pl.Callback):
 
     # ---- before training ----
 
-    def _check_algorithms(self) -> None:
-        """Raise an error for algorithms that no `Trainer` of Lightning supports."""
-        for algorithm in self._algorithms:
-            if DROPS_PIXELS in algorithm.placement.provides and Event.FIT_START in (algorithm.events or ()):
-                raise ConflictError(f"`{type(algorithm).__name__}` changes the transforms of the dataset. {_TRANSFORM}")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the run that `setup` creates warns
-            HostedRun(
-                torch.nn.Identity(),
-                self._algorithms,
-                max_duration="1ep",
-                forward=self._forward,
-                loss=self._loss,
-                unavailable=self._features(),
-            )
-
-    def _features(self) -> dict[Event | str, str]:
-        """Return the events and effects that Lightning does not support, whatever its `Trainer`."""
-        return _FEATURES if self._loss is not None else {**_FEATURES, **dict.fromkeys(_OF_THE_LOSS, _SPLIT)}
-
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Announce INIT, before optimizers are created and weights are loaded."""
         self._trainer = trainer
@@ -214,12 +206,11 @@ class ComposeCallback(pl.Callback):
             self.loss = torch.compiler.disable(self.loss)  # type: ignore[method-assign, no-untyped-call]
         if stage != "fit":
             return
-        self._check(trainer, pl_module)
-        duration, self._is_resumed = _duration_of(trainer), False
+        raise_all([*_problems(trainer, pl_module), *conflicts(self._algorithms, _unavailable(trainer))])
+        self._is_resumed = False
         settings: dict[str, Any] = {
             "accumulate": trainer.accumulate_grad_batches,
             "precision": _PRECISIONS.get(str(trainer.precision), Precision.FP32),
-            "unavailable": self._unavailable(trainer),
         }
         if self.run is not None and self.run.model is pl_module:
             self.run.reconfigure(**settings)
@@ -227,13 +218,11 @@ class ComposeCallback(pl.Callback):
             run = HostedRun(
                 pl_module,
                 self._algorithms,
-                max_duration=duration,
+                max_duration=_duration_of(trainer),
                 forward=self._forward,
                 loss=self._loss,
-                seed=self._seed,
-                callbacks=self._callbacks,
-                loggers=self._loggers,
                 hooks=_HOOKS,
+                **self._settings,
                 **settings,
             )
             run.init()
@@ -244,76 +233,19 @@ class ComposeCallback(pl.Callback):
             # Lightning reads the signature of these methods.
             setattr(pl_module, name, functools.wraps(original)(functools.partial(wrapper, original)))
 
-    def _check(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if not pl_module.automatic_optimization:
-            raise ValueError(
-                "`automatic_optimization` must be True: with manual optimization the loop is your own. Use "
-                "`composer.loop.HostedRun` in it."
-            )
-        if "dataloader_iter" in inspect.signature(pl_module.training_step).parameters:
-            raise ValueError(
-                "`training_step` must take a batch, got `dataloader_iter`, from which it draws batches itself, so that "
-                "no algorithm sees them. Write `training_step(self, batch, batch_idx)`."
-            )
-        if type(trainer.strategy) is not SingleDeviceStrategy and not isinstance(trainer.strategy, DDPStrategy):
-            raise ValueError(
-                f"`strategy` must be a single device or DDP, got {type(trainer.strategy).__name__}, which changes "
-                f"parameters itself. Use the `Trainer` of composer for sharded models."
-            )
-
-        callbacks: list[Any] = list(getattr(trainer, "callbacks", []))
-        if any(isinstance(callback, StochasticWeightAveraging) for callback in callbacks):
-            raise ValueError(
-                "`StochasticWeightAveraging` must not be used with `ComposeCallback`: it runs `training_step` without "
-                "steps of the optimizer. Use `ComposeCallback([SWA()])` of composer-swa."
-            )
-        if sum(isinstance(callback, ComposeCallback) for callback in callbacks) > 1:
-            raise ValueError(
-                "`callbacks` must have one `ComposeCallback`, got several, whose algorithms would not know each other. "
-                "Pass all algorithms to one: `ComposeCallback([EMA(), SAM()])`."
-            )
-        finders = [each for each in callbacks if isinstance(each, (BatchSizeFinder, LearningRateFinder))]
-        if finders:
-            raise ValueError(
-                f"`{type(finders[0]).__name__}`, which `Tuner` uses, must not run with `ComposeCallback`: it "
-                f"trains some steps and takes them back, which algorithms cannot. Search with a trainer without "
-                f"`ComposeCallback`."
-            )
-
-    def _unavailable(self, trainer: pl.Trainer) -> dict[Event | str, str]:
-        features = dict(self._features())
-        if trainer.gradient_clip_val is not None:
-            features[CLIPS_GRADIENTS] = "`gradient_clip_val` clips as well, after the algorithm. Remove one of the two."
-        if str(trainer.precision) == "16-mixed":
-            features[WRAPS_OPTIMIZER] = "The scaler of '16-mixed' steps without a closure. Use 'bf16-mixed'."
-        callbacks: list[Any] = list(getattr(trainer, "callbacks", []))
-        for callback in callbacks:
-            if isinstance(callback, BaseFinetuning):
-                features[FREEZES_WEIGHTS] = f"`{type(callback).__name__}` freezes and unfreezes, too. Remove one."
-            if "WeightAveraging" in {kind.__name__ for kind in type(callback).__mro__}:  # Lightning 2.6
-                swaps = f"`{type(callback).__name__}` puts averages into the model, too. Remove one."
-                features |= dict.fromkeys((AVERAGES_WEIGHTS, SWAPS_WEIGHTS), swaps)
-        return features
-
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Announce BEFORE_LOAD and replace the optimizers by those that algorithms have wrapped."""
         trainer.strategy.optimizers = self._run().take_optimizers(trainer.strategy.optimizers)
 
-    def _set_loader(self, trainer: pl.Trainer) -> None:
-        state, length = self._run().state, trainer.num_training_batches
-        state.train_dataloader = trainer.train_dataloader
-        state.set_dataloader(trainer.train_dataloader, "train")
-        if math.isfinite(length):
-            state.dataloader_len = -(-int(length) // trainer.accumulate_grad_batches)
-
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Announce AFTER_LOAD, FIT_START and, when resuming, missing ends of epochs."""
-        run = self._run()
-        self._set_loader(trainer)
-        if not self._is_resumed:  # Lightning starts an epoch, so one that was interrupted is over
-            now = run.state.timestamp
-            epoch = now.epoch.value + (now.batch_in_epoch.value > 0)
-            self._before = max(epoch - trainer.current_epoch, 0), now.batch.value - trainer.global_step
+        run, length = self._run(), trainer.num_training_batches
+        run.state.train_dataloader = trainer.train_dataloader
+        run.state.set_dataloader(trainer.train_dataloader, "train")
+        if math.isfinite(length):
+            run.state.dataloader_len = -(-int(length) // trainer.accumulate_grad_batches)
+        if not self._is_resumed:
+            self._before = uncounted(run.state.timestamp, trainer.current_epoch, trainer.global_step)
         run.state.max_duration = _duration_of(trainer, *self._before)
         run.begin_fit()
         run.catch_up(self._before[0] + trainer.current_epoch)
@@ -342,15 +274,15 @@ class ComposeCallback(pl.Callback):
             self._steps.append((*others, kwargs))
         self._has_loss = False
         result = original(batch if self._loss is not None else run.before_forward(batch), *others, **kwargs)
-        if self._loss is not None and not self._has_loss:
-            raise RuntimeError(
-                "`training_step` must return `self.composer.loss(batch)`, because `ComposeCallback` was given a "
-                "`loss`. Call it, or leave out `loss` and the algorithms that need it."
-            )
         loss = result.get("loss") if isinstance(result, Mapping) else result
-        if not isinstance(loss, torch.Tensor):
-            hint = "Do not skip steps." if self._loss is None else "Write `return self.composer.loss(batch)`."
-            raise RuntimeError(f"`training_step` must return a loss, got {type(result).__name__}. {hint}")
+        kind = type(result).__name__
+        if self._loss is None and not isinstance(loss, torch.Tensor):
+            raise RuntimeError(f"`training_step` must return a loss, got {kind}. Do not skip steps.")
+        if self._loss is not None and not (self._has_loss and isinstance(loss, torch.Tensor)):
+            raise RuntimeError(
+                f"`training_step` must return `self.composer.loss(batch)`, because `ComposeCallback` was given a "
+                f"`loss`, but returned {kind} without it. Leave out `loss` and the algorithms that need it otherwise."
+            )
         if self._loss is None:
             run.after_loss(loss)
         return result
@@ -421,22 +353,15 @@ class ComposeCallback(pl.Callback):
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Announce EVAL_START."""
         if self._has_run_of(pl_module) and not trainer.sanity_checking:
-            self._run().begin_evaluation(_iterable(trainer.val_dataloaders))
+            loaders = trainer.test_dataloaders if trainer.testing else trainer.val_dataloaders
+            self._run().begin_evaluation([] if loaders is None else loaders, "test" if trainer.testing else "eval")
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Announce EVAL_END."""
         if self._has_run_of(pl_module) and not trainer.sanity_checking:
             self._run().end_evaluation()
 
-    def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Announce EVAL_START."""
-        if self._has_run_of(pl_module):
-            self._run().begin_evaluation(_iterable(trainer.test_dataloaders), "test")
-
-    def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Announce EVAL_END."""
-        if self._has_run_of(pl_module):
-            self._run().end_evaluation()
+    on_test_start, on_test_end = on_validation_start, on_validation_end
 
     # ---- checkpoints ----
 
@@ -501,23 +426,64 @@ class ComposeCallback(pl.Callback):
         return self.run is not None and self.run.model is pl_module
 
 
+def _problems(trainer: pl.Trainer, module: pl.LightningModule) -> Iterator[str]:
+    """Yield what hides steps or batches from the run, or gives it no length."""
+    if not module.automatic_optimization:
+        yield (
+            "`automatic_optimization` must be True: with manual optimization the loop is your own. Use "
+            "`composer.loop.HostedRun` in it."
+        )
+    if "dataloader_iter" in inspect.signature(module.training_step).parameters:
+        yield (
+            "`training_step` must take a batch, got `dataloader_iter`, from which it draws batches itself, so that no "
+            "algorithm sees them. Write `training_step(self, batch, batch_idx)`."
+        )
+    if type(trainer.strategy) is not SingleDeviceStrategy and not isinstance(trainer.strategy, DDPStrategy):
+        yield (
+            f"`strategy` must be a single device or DDP, got {type(trainer.strategy).__name__}, which changes "
+            f"parameters itself. Use the `Trainer` of composer for sharded models."
+        )
+    if trainer.max_steps <= 0 and (trainer.max_epochs or 0) <= 0:
+        yield (
+            "`max_epochs` or `max_steps` must be set, since algorithms act at fractions of the run. Pass "
+            "`Trainer(max_epochs=...)`."
+        )
+    callbacks: list[Any] = list(getattr(trainer, "callbacks", []))
+    if sum(isinstance(callback, ComposeCallback) for callback in callbacks) > 1:
+        yield (
+            "`callbacks` must have one `ComposeCallback`, got several, whose algorithms would not know each other. "
+            "Pass all algorithms to one: `ComposeCallback([EMA(), SAM()])`."
+        )
+    for callback in callbacks:
+        if isinstance(callback, StochasticWeightAveraging):
+            yield (
+                "`StochasticWeightAveraging` must not be used with `ComposeCallback`: it runs `training_step` without "
+                "steps of the optimizer. Use `ComposeCallback([SWA()])` of composer-swa."
+            )
+        if isinstance(callback, (BatchSizeFinder, LearningRateFinder)):
+            yield (
+                f"`{type(callback).__name__}`, which `Tuner` uses, must not run with `ComposeCallback`: it trains some "
+                f"steps and takes them back, which algorithms cannot. Search with a trainer without `ComposeCallback`."
+            )
+
+
+def _unavailable(trainer: pl.Trainer) -> dict[Event | str, str]:
+    """Return the effects of algorithms that conflict with options and callbacks of a `Trainer`."""
+    features: dict[Event | str, str] = {}
+    if trainer.gradient_clip_val is not None:
+        features[CLIPS_GRADIENTS] = "`gradient_clip_val` clips as well, after the algorithm. Remove one of the two."
+    if str(trainer.precision) == "16-mixed":
+        features[WRAPS_OPTIMIZER] = "The scaler of '16-mixed' steps without a closure. Use 'bf16-mixed'."
+    callbacks: list[Any] = list(getattr(trainer, "callbacks", []))
+    for callback in callbacks:
+        if isinstance(callback, BaseFinetuning):
+            features[FREEZES_WEIGHTS] = f"`{type(callback).__name__}` freezes and unfreezes, too. Remove one."
+        if "WeightAveraging" in {kind.__name__ for kind in type(callback).__mro__}:  # Lightning 2.6
+            swaps = f"`{type(callback).__name__}` puts averages into the model, too. Remove one."
+            features |= dict.fromkeys((AVERAGES_WEIGHTS, SWAPS_WEIGHTS), swaps)
+    return features
+
+
 def _duration_of(trainer: pl.Trainer, epochs: int = 0, batches: int = 0) -> str:
-    """Return the length of the run as a time string.
-
-    Args:
-        trainer: The trainer.
-        epochs: Epochs of the run that the trainer does not count.
-        batches: Batches of the run that the trainer does not count.
-    """
-    if trainer.max_steps > 0:
-        return f"{batches + trainer.max_steps}ba"
-    if trainer.max_epochs is not None and trainer.max_epochs > 0:
-        return f"{epochs + trainer.max_epochs}ep"
-    raise ValueError(
-        "`max_epochs` or `max_steps` must be set, since algorithms act at fractions of the run. Pass "
-        "`Trainer(max_epochs=...)`."
-    )
-
-
-def _iterable(loaders: Any) -> Iterable[Any]:
-    return [] if loaders is None else loaders
+    """Return the length of the run as a time string, with the epochs and batches that the trainer does not count."""
+    return f"{batches + trainer.max_steps}ba" if trainer.max_steps > 0 else f"{epochs + (trainer.max_epochs or 0)}ep"

@@ -23,11 +23,11 @@ from composer.core.data_spec import (
     warn_of_longer_epoch,
 )
 from composer.core.deferred_value import DeferredValue
-from composer.core.effects import CHANGES_BATCH_SIZE, PHRASES, SWAPS_WEIGHTS, Placement
+from composer.core.effects import CHANGES_BATCH_SIZE, SWAPS_WEIGHTS, Placement
 from composer.core.engine import Engine, Plan
 from composer.core.event import Event
 from composer.core.logging import Logger, LoggerDestination
-from composer.core.ordering import ConflictError, Ordering
+from composer.core.ordering import Ordering
 from composer.core.precision import Precision
 from composer.core.saving.optimizers import named
 from composer.core.state import State
@@ -36,6 +36,7 @@ from composer.loop.driver import Driver, active_dataloader, copied
 from composer.loop.failed_step import describe_failed_step
 from composer.loop.loss_terms import Count, LossTerms, share_of
 from composer.loop.position import LoaderPosition, set_epoch
+from composer.loop.skin import conflicts, raise_all
 from composer.models.base import ComposerModel, total_loss
 from composer.utils import dist
 from composer.utils.iter_helpers import ensure_tuple
@@ -1243,21 +1244,11 @@ def algorithms_in(algorithms: Algorithm | Sequence[Algorithm] | None) -> tuple[A
 def _check_supported(
     algorithms: Sequence[Algorithm], unavailable: Mapping[Event | str, str] | None, accumulate: int
 ) -> None:
-    """Raise ConflictError if an algorithm needs an event or has an effect that the host does not support."""
+    """Raise ConflictError if algorithms need an event or have an effect that the host does not support."""
     unavailable = dict(unavailable or {})
     if accumulate > 1:
         unavailable[CHANGES_BATCH_SIZE] = "Use `accumulate=1`, since the batches of the loader change."
-    for algorithm in algorithms:
-        name, events = type(algorithm).__name__, declared_events(algorithm)
-        effects = declared_placement(algorithm).provides
-        for feature, advice in unavailable.items():
-            if isinstance(feature, Event) and (events is None or feature in events):
-                what = f"acts at {feature.name}" if events is not None else f"may act at {feature.name}, or any event"
-                raise ConflictError(f"`{name}` {what}, which this loop cannot announce. {advice}")
-            if not isinstance(feature, Event) and feature in effects:
-                raise ConflictError(
-                    f"`{name}` {PHRASES.get(feature, feature)}, which this loop does not support. {advice}"
-                )
+    raise_all(conflicts(algorithms, unavailable))
 
 
 def _mean_over_ranks(state: State, count: Count) -> Count:

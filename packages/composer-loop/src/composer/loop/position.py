@@ -481,11 +481,11 @@ def num_data_shards(state: State) -> int:
 
 
 def set_epoch(dataloader: Any, epoch: int) -> None:
-    """Call `set_epoch` of a loader's samplers, whose order depends on the epoch."""
-    for name in ("batch_sampler", "sampler"):
-        set_sampler_epoch = getattr(getattr(dataloader, name, None), "set_epoch", None)
-        if set_sampler_epoch is not None:
-            set_sampler_epoch(epoch)
+    """Tell a loader, or else its samplers, the number of the epoch that begins: their order may depend on it."""
+    samplers = (getattr(dataloader, name, None) for name in ("batch_sampler", "sampler"))
+    for each in [dataloader] if hasattr(dataloader, "set_epoch") else samplers:
+        if hasattr(each, "set_epoch"):
+            each.set_epoch(epoch)
 
 
 def has_state(loader: Any) -> bool:

@@ -1,0 +1,108 @@
+"""Shared parts of the adapters in `composer.hosts`: refusing what a host cannot do, its hooks and its counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from composer.core.algorithm import Algorithm, declared_events, declared_placement
+from composer.core.effects import CHANGES_BATCH_SIZE, PHRASES, REPLACES_MODEL
+from composer.core.event import Event
+from composer.core.ordering import ConflictError, Ordering
+from composer.core.time import Timestamp
+from composer.models.base import ComposerModel
+
+UNAVAILABLE: dict[Event | str, str] = {  # in every host
+    REPLACES_MODEL: "Pass the model that you want to train.",
+    CHANGES_BATCH_SIZE: "The host loads and counts batches in advance. Use the `Trainer` of composer.",
+}
+
+
+def hooks_by_event(**first: str) -> dict[Event, str]:
+    """Return the hook of a host that announces each event.
+
+    Args:
+        **first: The hooks, each by the name of the first event that it announces, in the order of `Event`. An empty
+            string: the events from there on are not announced.
+
+    Example:
+        >>> hooks_by_event(INIT="setup", EPOCH_START="on_epoch_start")[Event.BATCH_START]
+        'on_epoch_start'
+    """
+    table, hook = dict[Event, str](), ""
+    for event in Event:
+        hook = first.get(event.name, hook)
+        if hook:
+            table[event] = hook
+    return table
+
+
+def conflicts(algorithms: Sequence[Algorithm], unavailable: Mapping[Event | str, str]) -> Iterator[ConflictError]:
+    """Yield an error for each event or effect of an algorithm that a host does not support, and for excluded pairs.
+
+    Args:
+        algorithms: The algorithms.
+        unavailable: The events and effects, each with the reason or the way out, as a sentence.
+    """
+    for algorithm in algorithms:
+        name, events = f"`{type(algorithm).__name__}`", declared_events(algorithm)
+        effects, reasons = declared_placement(algorithm).provides, set[str]()
+        for feature, advice in unavailable.items():
+            if advice in reasons:  # several events are often missing for the same reason
+                continue
+            if isinstance(feature, Event) and (events is None or feature in events):
+                what = f"acts at {feature.name}" if events is not None else f"may act at {feature.name}, or any event"
+                yield ConflictError(f"{name} {what}, which this loop cannot announce. {advice}")
+            elif not isinstance(feature, Event) and feature in effects:
+                what = PHRASES.get(feature, feature)
+                yield ConflictError(f"{name} {what}, which this loop does not support. {advice}")
+            else:
+                continue
+            reasons.add(advice)
+    try:
+        Ordering(algorithms)
+    except ConflictError as error:
+        yield error
+
+
+def raise_all(problems: Iterable[str | ConflictError]) -> None:
+    """Raise one error with all problems, if there are any.
+
+    Args:
+        problems: Messages about settings, and conflicts of algorithms.
+
+    Raises:
+        ConflictError: A conflict is among the problems.
+        ValueError: There are messages only.
+    """
+    problems = list(problems)
+    if not problems:
+        return
+    message = str(problems[0])
+    if len(problems) > 1:
+        message = "\n- ".join([f"{len(problems)} problems must be solved before training:", *map(str, problems)])
+    raise (ConflictError if any(isinstance(each, ConflictError) for each in problems) else ValueError)(message)
+
+
+def missing_loss(model: Any, loss: Callable[..., Any] | None) -> Iterator[str]:
+    """Yield a message if neither the model nor the user computes a loss."""
+    if loss is None and isinstance(model, torch.nn.Module) and not isinstance(model, ComposerModel):
+        yield (
+            f"`loss` must be given for a model that is not a `ComposerModel`, got {type(model).__name__}. Pass "
+            f"`loss=lambda outputs, batch: ...`."
+        )
+
+
+def uncounted(now: Timestamp, epochs: int, batches: int) -> tuple[int, int]:
+    """Return the epochs and batches of a run that its host does not count in this call of its `fit`.
+
+    The host begins with a whole epoch, so an epoch that was interrupted is over.
+
+    Args:
+        now: The progress of the run.
+        epochs: The epochs that the host has counted.
+        batches: The batches that the host has counted.
+    """
+    return max(now.epoch.value + (now.batch_in_epoch.value > 0) - epochs, 0), now.batch.value - batches

@@ -1,0 +1,61 @@
+"""The adapters of all hosts refuse, count and name hooks in the same way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from composer.core import REPLACES_MODEL, Algorithm, ConflictError, Event, Placement, Timestamp
+from composer.loop import HostedRun
+from composer.loop.skin import UNAVAILABLE, conflicts, hooks_by_event, raise_all, uncounted
+
+
+class Replacing(Algorithm):
+    """Replaces the model."""
+
+    events = frozenset({Event.INIT})
+    placement = Placement(provides={REPLACES_MODEL})
+
+    def apply(self, *args: Any) -> None: ...
+
+
+class OfTheLoss(Algorithm):
+    """Acts around the loss."""
+
+    events = frozenset({Event.BEFORE_LOSS, Event.AFTER_LOSS})
+
+    def apply(self, *args: Any) -> None: ...
+
+
+def test_everything_that_a_host_cannot_do_is_told_at_once_and_each_reason_once() -> None:
+    unavailable = {**UNAVAILABLE, **dict.fromkeys((Event.BEFORE_LOSS, Event.AFTER_LOSS), "Pass `loss`.")}
+    found = [str(each) for each in conflicts([Replacing(), OfTheLoss()], unavailable)]
+
+    assert ["Pass the model that you want to train.", "Pass `loss`."] == [each.partition(". ")[2] for each in found]
+    with pytest.raises(ConflictError, match=r"(?s)2 problems.*`Replacing` .*`OfTheLoss` acts at BEFORE_LOSS"):
+        HostedRun(torch.nn.Identity(), [Replacing(), OfTheLoss()], max_duration="1ep", unavailable=unavailable)
+
+
+def test_settings_and_conflicts_are_one_error() -> None:
+    raise_all([])
+    with pytest.raises(ValueError, match=r"^one$") as caught:
+        raise_all(["one"])
+    assert not isinstance(caught.value, ConflictError)
+    with pytest.raises(ConflictError, match=r"(?s)2 problems.*\n- one\n- two"):
+        raise_all(["one", ConflictError("two")])
+
+
+def test_each_event_has_the_last_hook_before_it() -> None:
+    table = hooks_by_event(INIT="setup", EPOCH_START="start", EVAL_BATCH_START="", EVAL_END="end")
+
+    assert (table[Event.FIT_START], table[Event.BATCH_START], table[Event.EVAL_END]) == ("setup", "start", "end")
+    assert Event.EVAL_BEFORE_FORWARD not in table
+
+
+def test_an_interrupted_epoch_is_over_for_a_host_that_begins_a_new_one() -> None:
+    middle = Timestamp().to_next_batch(8).to_next_epoch().to_next_batch(8)
+
+    assert (2, 2) == uncounted(middle, 0, 0)
+    assert (1, 0) == uncounted(middle.to_next_epoch(), 1, 2)
