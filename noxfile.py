@@ -98,12 +98,13 @@ def _needs_of_examples() -> list[str]:
 
 def _pytest(session: nox.Session, *arguments: str) -> None:
     # The profile "ci" draws the same examples in every run and has no deadline. Tests start processes that import
-    # torch: cached bytecode, which some machines disable, halves that time. A test that hangs ends the session and
-    # prints the stack of every thread.
+    # torch: cached bytecode, which some machines disable, halves that time. Their tensors are too small for a second
+    # thread, which would only wait. A test that hangs ends the session and prints the stack of every thread.
     limit = ["-o", "faulthandler_timeout=600", "-o", "faulthandler_exit_on_timeout=true"]
     command = ["python", "-m", "pytest", "--hypothesis-profile=ci", "-p", "tools.shard", *limit]
     command += [*arguments, *session.posargs]
-    session.run(*command, env={"PYTHONDONTWRITEBYTECODE": ""})
+    threads = os.environ.get("OMP_NUM_THREADS", "1")
+    session.run(*command, env={"PYTHONDONTWRITEBYTECODE": "", "OMP_NUM_THREADS": threads})
 
 
 def _pytest_of(session: nox.Session, package: str) -> None:
@@ -254,6 +255,7 @@ def lint(session: nox.Session) -> None:
     session.run("python", "-m", "tools.check_style")
     session.run("python", "-m", "tools.metadata", "--check")
     session.run("python", "-m", "tools.images", "--check")
+    session.run("python", "-m", "tools.structure", "--packages")
 
 
 @nox.session
@@ -384,9 +386,14 @@ def changes(session: nox.Session) -> None:
 @nox.session(venv_backend="none")
 def lock(session: nox.Session) -> None:
     """Update the pinned versions, changing as few as possible (`-- --upgrade`, `-- --upgrade-package torch`)."""
-    from tools import lock as tool
-
-    tool.write(WORKSPACE, EVERY_TOOL, Path(PINNED), session.posargs)
+    needs = (package.dependencies + package.test_dependencies for package in WORKSPACE.packages.values())
+    requirements = Path(session.create_tmp()) / "requirements.in"
+    requirements.write_text("\n".join(sorted({"hatchling", *EVERY_TOOL}.union(*map(WORKSPACE.outside, needs)))))
+    header = "# The versions that development and CI use. Written by `nox -s lock`."
+    command = [find_uv(), "pip", "compile", "--quiet", "--universal", "--python-version", "3.10", "--no-annotate"]
+    command += ["--no-header", "--output-file", PINNED, *session.posargs, str(requirements)]
+    session.run(*command, external=True)
+    Path(PINNED).write_text(f"{header}\n{Path(PINNED).read_text()}")
 
 
 @nox.session

@@ -10,6 +10,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # for what several tests use
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for `tools`
 
+from composer.testing.servers import s3 as s3
+from composer.testing.servers import s3_server as s3_server
 from tools.tiny_tree import Tree
 
 

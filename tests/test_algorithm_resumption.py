@@ -172,7 +172,7 @@ def train(case: Case, folder: Path, logged: dict[Any, Any], death: int | None, n
         seed=3,
         run_name="run",
         save_folder=folder,
-        save_interval="1ba",
+        save_interval="3ba",  # at each death; a save takes longer than a batch
         save_metrics=True,
         autoresume=True,
         **{"device": "cpu", **case.options},

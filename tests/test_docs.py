@@ -19,6 +19,7 @@ from tools import docstring_blocks
 from tools.readme_blocks import blocks, command_problems, install_problems, run, script
 from tools.workspace import ROOT, Workspace
 
+os.environ["MPLBACKEND"] = "agg"  # before a process imports matplotlib
 WORKSPACE = Workspace()
 _DOCUMENTS = ("README.md", "MIGRATING.md")
 READMES = [
@@ -84,10 +85,10 @@ def sessions() -> set[str]:
 def run_in_a_process_of_its_own(path: Path) -> str:
     """Run the code blocks of a README or a module; return the traceback of what went wrong, if anything did.
 
-    The process is forked from one that has torch already, whose import takes longer than most examples.
+    The process is forked from one that has imported libraries, which takes longer than most examples.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch._dynamo"])
+    context.set_forkserver_preload(["torch", "torch._dynamo", "torchvision", "torchmetrics.classification"])
     here, there = context.Pipe(duplex=False)
     process = context.Process(target=_run, args=(path, there))
     process.start()
@@ -101,7 +102,6 @@ def run_in_a_process_of_its_own(path: Path) -> str:
 
 
 def _run(path: Path, pipe: Connection) -> None:
-    os.environ["MPLBACKEND"] = "agg"
     os.chdir(ROOT)
     try:
         (docstring_blocks.run if path.suffix == ".py" else run)(path)

@@ -14,7 +14,6 @@ import os
 import subprocess
 import sys
 import tarfile
-from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -74,21 +73,9 @@ def test_a_run_of_the_reference_goes_on_to_its_end(
 
 
 @pytest.fixture
-def s3_store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
-    boto3, server_module = pytest.importorskip("boto3"), pytest.importorskip("moto.server")
-    server = server_module.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    for name, value in {
-        "AWS_ACCESS_KEY_ID": "key",
-        "AWS_SECRET_ACCESS_KEY": "secret",
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "S3_ENDPOINT_URL": f"http://{host}:{port}",
-    }.items():
-        monkeypatch.setenv(name, value)
-    boto3.client("s3", endpoint_url=f"http://{host}:{port}").create_bucket(Bucket="bucket")
-    yield f"s3://bucket/{tmp_path.name}"  # moto keeps the files of former servers in its process
-    server.stop()
+def s3_store(request: pytest.FixtureRequest) -> str:
+    pytest.importorskip("moto.server")
+    return f"{request.getfixturevalue('s3')}/runs"
 
 
 def launch_on_two_ranks(folder: Path, *command: str) -> None:

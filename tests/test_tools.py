@@ -13,12 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tools import (
-    check_imports,
-    check_wheels,
-    gpu,
-    wheelhouse,
-)
+from tools import check_imports, check_wheels, gpu, structure, wheelhouse
 from tools.tiny_tree import Tree, run_tool
 from tools.workspace import ROOT, Workspace, find_uv
 
@@ -381,4 +376,21 @@ def test_installed_distributions_are_not_replaced(tmp_path: Path, monkeypatch: p
 
     assert ["composer_core-0.1-py3-none-any.whl", "not_there-0.1-py3-none-any.whl"] == [
         Path(part).name for part in commands[0] if part.endswith(".whl")
+    ]
+
+
+def test_a_package_that_grew_since_its_release_is_named_with_its_fragments(tree: Tree) -> None:
+    tree.add_core()
+    package = tree.add_algorithm("mixup")
+    tree.commit()
+    tree.git("tag", "composer-mixup-v0.1.0")
+    source = package / "src/composer/algorithms/mixup/__init__.py"
+    source.write_text(f'{source.read_text()}# A comment, and two lines of code.\n\nONE = 1\nTWO = """\n"""\n')
+    tree.write({"changes/7.added.md": "Two constants.\n"}, package)
+
+    lines = list(structure.growth(Workspace(tree.root)))
+
+    assert ["composer-core 1 -", "composer-mixup 4 1"] == [" ".join(line.split()) for line in lines[1:3]]
+    assert lines[3:] == [
+        "composer-mixup grew by 3 lines since 0.1.0. Say what they buy: packages/composer-mixup/changes/7.added.md"
     ]

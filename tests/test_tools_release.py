@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import py_compile
 import re
@@ -15,7 +14,6 @@ import pytest
 
 from tools import (
     changes,
-    ci_summary,
     derived,
     environment,
     new_package,
@@ -477,23 +475,6 @@ class TestNewPackage:
 
         with pytest.raises(ValueError, match=message):
             new_package.make(tree.workspace, distribution, class_name)
-
-
-class TestContinuousIntegration:
-    def test_the_summary_names_what_failed(self, tmp_path: Path) -> None:
-        sessions = [
-            {"name": "lint", "args": {}, "result": "success", "duration": 1.0, "reason": None},
-            {"name": "tests", "args": {"package": "composer-one"}, "result": "failed", "duration": 2, "reason": None},
-            {"name": "gpu", "args": {}, "result": "skipped", "duration": 0, "reason": "no device"},
-        ]
-        (tmp_path / "report.json").write_text(json.dumps({"sessions": sessions}))
-
-        run = run_tool("ci_summary", str(tmp_path / "report.json"), str(tmp_path / "none.json"))
-
-        assert run.returncode == 1
-        assert run.stderr == "failed: tests(composer-one), none (no session was run)\n"
-        assert [line.split()[-1] for line in run.stdout.splitlines()] == ["lint", "tests(composer-one)", "device"]
-        assert ci_summary.summary(tmp_path / "none.json") == ([], ["none (no session was run)"])
 
 
 class TestEnvironment:

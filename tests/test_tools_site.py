@@ -21,7 +21,7 @@ from composer.core import Event, State
 from composer.loggers import Logger
 from composer.testing import RandomClassificationDataset, SimpleModel
 from tools import pairs
-from tools.site import api, examples, links, loop, methods, models, networks, notebooks, pages
+from tools.site import api, examples, loop, methods, models, networks, notebooks, pages
 from tools.workspace import ROOT, Workspace
 
 WORKSPACE = Workspace()
@@ -430,29 +430,6 @@ def test_a_failing_cell_ends_the_build(tmp_path: Path) -> None:
 
 
 # ---- the built site --------------------------------------------------------------------------------------------------
-
-
-def test_broken_links_and_requests_are_found(tmp_path: Path) -> None:
-    (tmp_path / "a.html").write_text(
-        '<h1 id="top"></h1><a href="b.html#here">1</a><a href="#top">2</a><a href="https://example.com">3</a>'
-        '<a href="c.html">4</a><a href="b.html#there">5</a><script src="https://example.com/x.js"></script>'
-        '<link rel="stylesheet" href="//example.com/x.css"><img src="a.png"><title>T</title>'
-    )
-    (tmp_path / "b.html").write_text('<title>T</title><a name="here"></a><svg><title>S</title></svg><a href=".">6</a>')
-    (tmp_path / "404.html").write_text('<title>U</title><a href="a.html">1</a><a href="https://example.com">2</a>')
-
-    checked = links.check(tmp_path)
-
-    assert sorted(checked.problems) == [
-        "2 pages have the title 'T'.",
-        "404.html uses a.html, which leads elsewhere below another address.",
-        "a.html links to a.png, which does not exist.",
-        "a.html links to b.html#there, but that page has no such anchor.",
-        "a.html links to c.html, which does not exist.",
-        "a.html loads //example.com/x.css from elsewhere.",
-        "a.html loads https://example.com/x.js from elsewhere.",
-        "b.html links to ., which is a directory.",
-    ]
 
 
 @built

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -135,35 +136,37 @@ EXPECTED_OF_MIXUP = {
 }
 
 
-def check(script: Path, *extra_paths: Path, python: str = sys.executable) -> dict[int, str]:
-    """Return what the type checker says of each line of a script, by its number."""
-    settings = {"include": [script.name], "typeCheckingMode": "standard", "extraPaths": [str(p) for p in extra_paths]}
-    (script.parent / "pyrightconfig.json").write_text(json.dumps(settings))
+def check(folder: Path, programs: dict[str, str], *extra_paths: Path, python: str = sys.executable) -> dict[Any, str]:
+    """Return what the type checker says of each line of some programs, by their name and its number."""
+    for name, text in programs.items():
+        (folder / name).write_text(text)
+    settings = {"include": [*programs], "typeCheckingMode": "standard", "extraPaths": [str(p) for p in extra_paths]}
+    (folder / "pyrightconfig.json").write_text(json.dumps(settings))
     command = [sys.executable, "-m", "basedpyright", "--outputjson", "--pythonpath", python]
-    process = subprocess.run(command, check=False, cwd=script.parent, capture_output=True, text=True)
+    process = subprocess.run(command, check=False, cwd=folder, capture_output=True, text=True)
     found = json.loads(process.stdout)["generalDiagnostics"]
-    return {each["range"]["start"]["line"] + 1: each["message"] for each in found}
+    return {(Path(each["file"]).name, each["range"]["start"]["line"] + 1): each["message"] for each in found}
+
+
+def assert_found(found: dict[Any, str], **expected: dict[int, str]) -> None:
+    parts = {(f"{name}.py", line): part for name, lines in expected.items() for line, part in lines.items()}
+    assert set(parts) == set(found), found
+    assert [] == [found[line] for line, part in parts.items() if part not in found[line]]
 
 
 @pytest.mark.parametrize("installed_as", ["wheels", "links"])
-@pytest.mark.parametrize(("text", "expected"), [(SCRIPT, EXPECTED), (SCRIPT_OF_HOSTS, EXPECTED_OF_HOSTS)])
-def test_misspelt_arguments_are_reported_and_all_names_are_known(
-    text: str, expected: dict[int, str], installed_as: str, tmp_path: Path
-) -> None:
+def test_misspelt_arguments_are_reported_and_all_names_are_known(installed_as: str, tmp_path: Path) -> None:
     """Editables need one folder with links to all sources, as `nox -s dev` makes it."""
     editable = "site-packages" not in Path(composer.__path__[0]).parts
     if installed_as == "wheels" and editable:
         pytest.skip("the packages are editable here, not installed from wheels; `nox -s together` has wheels")
-    script = tmp_path / "program.py"
-    script.write_text(text)
     extra_paths = [] if installed_as == "wheels" else [tmp_path / "src"]
     for path in extra_paths:
         link(Workspace(), path)
 
-    found = check(script, *extra_paths)
+    found = check(tmp_path, {"trainer.py": SCRIPT, "hosts.py": SCRIPT_OF_HOSTS}, *extra_paths)
 
-    assert set(expected) == set(found), found
-    assert [] == [found[line] for line, part in expected.items() if part not in found[line]]
+    assert_found(found, trainer=EXPECTED, hosts=EXPECTED_OF_HOSTS)
 
 
 def test_with_wheels_of_core_and_one_method_that_method_is_known_and_others_are_not(tmp_path: Path) -> None:
@@ -175,10 +178,7 @@ def test_with_wheels_of_core_and_one_method_that_method_is_known_and_others_are_
     (packages,) = environment.glob("lib/python*/site-packages")
     for module in (torch, np):
         (packages / module.__name__).symlink_to(Path(module.__path__[0]))
-    script = tmp_path / "program.py"
-    script.write_text(SCRIPT_OF_MIXUP)
 
-    found = check(script, python=python)
+    found = check(tmp_path, {"program.py": SCRIPT_OF_MIXUP}, python=python)
 
-    assert set(EXPECTED_OF_MIXUP) == set(found), found
-    assert [] == [found[line] for line, part in EXPECTED_OF_MIXUP.items() if part not in found[line]]
+    assert_found(found, program=EXPECTED_OF_MIXUP)

@@ -4,6 +4,9 @@
 files and functions that are entered by a plain construction, by the first step and by a later step: those in which a
 Python frame of ours starts, as `sys.setprofile` sees it. Comprehensions, generated code and imports do not count.
 `--list` also prints the functions of each file in the order of their first call.
+
+`python -m tools.structure --packages` prints the lines of code of each package beside those of its last release, and
+names the change fragments of packages that have grown: one of them says what the growth buys. `nox -s lint` runs it.
 """
 
 from __future__ import annotations
@@ -11,14 +14,18 @@ from __future__ import annotations
 import argparse
 import ast
 import io
+import subprocess
 import sys
 import tempfile
 import tokenize
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from tarfile import TarFile
 from types import FrameType
 from typing import Any
+
+from tools.workspace import Workspace
 
 _ROOT = Path(__file__).parents[1]
 _IGNORED = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
@@ -118,11 +125,40 @@ def count(files: Iterable[Path]) -> str:
     return f"{len(sources)} files, {lines} lines, {sum(map(code_lines, sources))} lines of code"
 
 
+def growth(workspace: Workspace) -> Iterator[str]:
+    """Yield the lines of code of each package, now and in its last release, and the fragments of those that grew."""
+    yield f"{'lines of code':<36} {'now':>7} {'released':>9}"
+    grown = []
+    for package in workspace.packages.values():
+        now = sum(code_lines(file.read_text(encoding="utf-8")) for file in package.source.rglob("*.py"))
+        releases, before = workspace.releases(package.name), None
+        if releases:
+            path = package.source.relative_to(workspace.root).as_posix()
+            command = ["git", "archive", f"{package.name}-v{releases[-1]}", path]
+            run = subprocess.run(command, cwd=workspace.root, check=False, capture_output=True)
+            before = _code_lines_of_archive(run.stdout) if run.returncode == 0 else 0  # it had no source
+            if now > before and package.fragments:
+                names = ", ".join(file.relative_to(workspace.root).as_posix() for file in package.fragments)
+                grown.append(f"{package.name} grew by {now - before} lines since {releases[-1]}. Say why: {names}")
+        yield f"{package.name:<36} {now:>7} {'-' if before is None else before:>9}"
+    yield from grown
+
+
+def _code_lines_of_archive(content: bytes) -> int:
+    with TarFile(fileobj=io.BytesIO(content)) as archive:
+        files = [archive.extractfile(member) for member in archive if member.name.endswith(".py")]
+        return sum(code_lines(file.read().decode()) for file in files if file is not None)
+
+
 def main() -> None:
     """Print the report."""
     parser = argparse.ArgumentParser(description="Measure the source, and what a step and a construction enter.")
     parser.add_argument("--list", action="store_true", help="also list the functions of each file")
+    parser.add_argument("--packages", action="store_true", help="only compare each package with its last release")
     options = parser.parse_args()
+    if options.packages:
+        print(*growth(Workspace(Path.cwd())), sep="\n")
+        return
     print(f"packages/*/src: {count(sorted(_ROOT.glob('packages/*/src/**/*.py')))}")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

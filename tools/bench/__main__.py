@@ -9,8 +9,6 @@ _BENCHMARKS = (
     "overhead",
     "growth",
     "hosts",
-    "observers",
-    "events",
     "imports",
     "algorithms",
     "checkpoints",

@@ -10,9 +10,8 @@ import socketserver
 import subprocess
 import sys
 import threading
-import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -168,50 +167,6 @@ def serve_oci() -> Iterator[Any]:
     """A server with a part of OCI's API."""
     with _serving(_OCIHandler) as server:
         yield server
-
-
-@contextmanager
-def serve_gcs() -> Iterator[str]:
-    """The emulator of Google Cloud Storage, with a bucket `bucket`; its address."""
-    from gcp_storage_emulator.server import create_server
-
-    server = create_server("127.0.0.1", 0, in_memory=True, default_bucket="bucket")
-    server.start()
-    try:
-        yield f"http://127.0.0.1:{server._api._httpd.server_address[1]}"
-    finally:
-        server.stop()
-
-
-@contextmanager
-def serve_sftp() -> Iterator[Any]:
-    """A server of SSH with a user `me`; its `port`, and `key`, the file with the user's key."""
-    import mockssh
-    import paramiko
-
-    class Handler(mockssh.server.Handler):  # type: ignore[misc]  # mockssh has no types
-        def run(self) -> None:
-            with suppress(OSError, EOFError, paramiko.SSHException):  # the client may go
-                super().run()
-
-    class Server(mockssh.Server):  # type: ignore[misc]
-        handler_cls = Handler
-
-        def _run(self) -> None:
-            with suppress(OSError, ValueError):  # closed before this thread begins
-                super()._run()
-
-    folder = Path(mockssh.__file__).parent
-    key = folder / "sample-user-key"
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "setDaemon")
-        with Server({"me": str(key)}) as server:
-            listening, thread = server._socket, server._thread
-            server.key = str(key)
-            server.host_key = " ".join((folder / "server-key.pub").read_text().split()[:2])
-            yield server
-        thread.join(10)
-        listening.close()
 
 
 class _Forwarder(socketserver.BaseRequestHandler):

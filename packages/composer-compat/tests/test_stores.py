@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from store_servers import FolderStore, forward, serve_gcs, serve_oci, serve_sftp
+from store_servers import FolderStore, forward, serve_oci
 
 from composer.checkpoint import storage as storages
 from composer.checkpoint.storage import storage_of
 from composer.core import State
 from composer.loggers import Logger, RemoteUploaderDownloader
+from composer.testing.servers import serve_gcs
 from composer.utils import RemoteUploader, file_helpers
 from composer.utils.delivery import call_in_time
 from composer.utils.object_store import (
@@ -34,17 +35,6 @@ from composer.utils.object_store import (
 from composer.utils.object_store.storages import storage_in
 
 RUN = "databricks/mlflow-tracking/{mlflow_experiment_id}/{mlflow_run_id}/artifacts/x"
-
-
-@pytest.fixture
-def sftp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    with serve_sftp() as server:
-        known = tmp_path / "known_hosts"
-        known.write_text(f"[127.0.0.1]:{server.port} {server.host_key}\n")
-        monkeypatch.setenv("COMPOSER_SFTP_KEY_FILE", server.key)
-        monkeypatch.setenv("COMPOSER_SFTP_KNOWN_HOSTS_FILE", str(known))
-        monkeypatch.chdir(tmp_path)  # where the server's user is at home
-        yield server
 
 
 @pytest.fixture

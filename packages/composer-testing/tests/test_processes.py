@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import multiprocessing
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from composer.testing import restore_signals
 from composer.testing._processes import run_on_ranks
 
 
@@ -127,3 +129,17 @@ def test_a_rank_that_hangs_is_named_and_ended(tmp_path: Path) -> None:
 
     assert not any(Path(f"/proc/{path.name}").exists() for path in tmp_path.iterdir())
     assert [] == multiprocessing.active_children()
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="this system has no SIGHUP")
+def test_ignored_signals_end_processes_again_and_handlers_of_others_stay() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        restore_signals()
+        assert signal.SIG_DFL is signal.getsignal(signal.SIGHUP)
+
+        signal.signal(signal.SIGHUP, print)  # type: ignore[arg-type]
+        restore_signals()
+        assert print is signal.getsignal(signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)

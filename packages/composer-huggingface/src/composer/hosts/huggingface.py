@@ -41,7 +41,7 @@ from composer.utils import get_device
 from composer.utils.misc import needs_closure
 
 if TYPE_CHECKING:
-    _Trainer = transformers.Trainer
+    from transformers import Trainer as _Trainer
 else:
     _Trainer = object  # the user's class has one, which may be a subclass
 
@@ -82,7 +82,7 @@ _HOOKS = hooks_by_event(
 )
 
 
-class ComposerMixin(_Trainer):
+class ComposerMixin(_Trainer):  # type: ignore[misc]  # mypy skips transformers, see pyproject.toml
     """Run algorithms inside the `Trainer` of transformers, or one that is built on it.
 
     List it before the other class, whose arguments stay the same::
@@ -292,11 +292,11 @@ class ComposerMixin(_Trainer):
         super()._load_best_model()
 
 
-class ComposerTrainer(ComposerMixin, transformers.Trainer):
+class ComposerTrainer(ComposerMixin, transformers.Trainer):  # type: ignore[misc]
     """The `Trainer` of transformers with algorithms; see `ComposerMixin`."""
 
 
-class _Hooks(TrainerCallback):
+class _Hooks(TrainerCallback):  # type: ignore[misc]
     """The run of a `Trainer`, whose remaining events it announces as a callback of transformers.
 
     Args:

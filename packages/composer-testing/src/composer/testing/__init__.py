@@ -23,6 +23,7 @@ from composer.testing._models import SimpleModel as SimpleModel
 from composer.testing._models import SimpleModelWithDropout as SimpleModelWithDropout
 from composer.testing._models import SimpleSegmentationModel as SimpleSegmentationModel
 from composer.testing._models import SimpleTransformerModel as SimpleTransformerModel
+from composer.testing._processes import restore_signals as restore_signals
 from composer.testing._processes import run_on_ranks as run_on_ranks
 from composer.testing._resumption import ResumptionReport as ResumptionReport
 from composer.testing._resumption import assert_resumes_exactly as assert_resumes_exactly
@@ -47,6 +48,7 @@ __all__ = [
     "SimpleTransformerModel",
     "assert_resumes_exactly",
     "deep_compare",
+    "restore_signals",
     "run_on_ranks",
     "train_by_hand",
 ]

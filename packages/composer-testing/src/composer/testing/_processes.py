@@ -6,6 +6,7 @@ import io
 import multiprocessing
 import os
 import pickle
+import signal
 import sys
 import tempfile
 import time
@@ -77,6 +78,17 @@ def run_on_ranks(
             for pipe in pipes:
                 pipe.close()
     return [pickle.loads(result) for result in results]
+
+
+def restore_signals() -> None:
+    """Let SIGINT and SIGHUP end processes again where who started the tests lets them ignore these.
+
+    `nohup` and shells that start a command in the background do, and all processes of the tests would inherit it.
+    """
+    for name, handler in (("SIGINT", signal.default_int_handler), ("SIGHUP", signal.SIG_DFL)):
+        number = getattr(signal, name, None)  # Windows has no SIGHUP
+        if number is not None and signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
 
 
 @dataclass(frozen=True)

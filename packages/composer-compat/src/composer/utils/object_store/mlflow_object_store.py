@@ -223,7 +223,7 @@ def _translated(what: str) -> Iterator[None]:
         raise ObjectStoreTransientError(f"The request for {what} failed: {error}") from error
     except (MlflowException, HTTPError) as error:
         if isinstance(error, MlflowException):
-            status, code = int(error.get_http_status_code()), error.error_code  # type: ignore[no-untyped-call]
+            status, code = int(error.get_http_status_code()), error.error_code
         else:
             status, code = (0 if error.response is None else error.response.status_code), ""
         if status in (401, 403):
