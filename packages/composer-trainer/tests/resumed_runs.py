@@ -20,14 +20,14 @@ from torch.utils.data import (
 )
 from torchmetrics.classification import MulticlassAccuracy
 
-from composer.checkpoint.safe_load import _allowed
+from composer.checkpoint.safe_load import ALLOWED_TYPES
 from composer.core import Callback, Event, State
 from composer.loggers import Logger, LoggerDestination
 from composer.testing import SimpleModelWithDropout, deep_compare
 from composer.trainer import Trainer
 from composer.utils import reproducibility
 
-SAFE = _allowed()  # what checkpoints may hold besides tensors and plain values
+SAFE = ALLOWED_TYPES  # what checkpoints may hold besides tensors and plain values
 EPOCHS = 3  # of four batches of four samples
 
 

@@ -23,8 +23,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from composer.callbacks import CheckpointSaver
 from composer.checkpoint import CorruptCheckpointError, UnsafeCheckpointError, export_safetensors, load_safetensors
-from composer.checkpoint.checksum import sha256_of
-from composer.checkpoint.file import STATES, write_file
+from composer.checkpoint.file import STATES, sha256_of, write_file
 from composer.checkpoint.saver import BestCheckpoints
 from composer.checkpoint.shards import (
     amend_run,

@@ -1,13 +1,12 @@
 """Save and load runs and weights, with or without a Trainer."""
 
-from composer.checkpoint.checksum import CorruptCheckpointError
 from composer.checkpoint.download import download_monolithic_checkpoint
 from composer.checkpoint.export import export_safetensors, load_safetensors
-from composer.checkpoint.file import check_file
+from composer.checkpoint.file import check_file, safe_torch_load
 from composer.checkpoint.lease import FolderInUseError
 from composer.checkpoint.names import PartialFilePath, get_save_filename
 from composer.checkpoint.run import download_checkpoint, load_checkpoint, read_checkpoint, save_checkpoint
-from composer.checkpoint.safe_load import UnsafeCheckpointError, safe_torch_load
+from composer.checkpoint.safe_load import CorruptCheckpointError, UnsafeCheckpointError
 from composer.checkpoint.selection import IgnoreKeys, glob_filter
 from composer.checkpoint.state_dict import (
     get_metadata_state_dict,

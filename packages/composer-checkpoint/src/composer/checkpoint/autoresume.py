@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from composer.callbacks.checkpoint_saver import NOT_RESUMABLE, CheckpointSaver, name_conflict_message
-from composer.checkpoint.checksum import CorruptCheckpointError
 from composer.checkpoint.durable import follow_link, scratch_folder
 from composer.checkpoint.file import STATES, check_file
 from composer.checkpoint.names import check_pattern, counts_of_name, was_swapped
 from composer.checkpoint.ranks import on_first_rank
-from composer.checkpoint.safe_load import UnsafeCheckpointError
+from composer.checkpoint.safe_load import CorruptCheckpointError, UnsafeCheckpointError
 from composer.checkpoint.shards import INDEX, check_run, download_run, fetch_run, identify_run, is_sharded_run
 from composer.checkpoint.storage import Storage, without_password
 from composer.core import State

@@ -40,8 +40,8 @@ def get_file(
     """Fetch a file to a local path: link to a local one, download any other.
 
     A text file with a name that ends in `.symlink` is a link to the file it names. If there is no `path`, but there is
-    `path + ".symlink"`, that is followed. The name is looked up beside the link, then in each folder above it, up to
-    the bucket itself; locally beside the link, then in the working directory.
+    `path + ".symlink"`, that is followed. The name is looked up beside the link, then in the bucket; locally beside the
+    link, then in the working directory.
 
     Args:
         path: A local path, a URI of any store that fsspec knows, an HTTP address; or a name in `object_store`.
@@ -162,10 +162,9 @@ def _candidates(link: str, named: str, object_store: Any) -> Iterator[str]:
         inside = named.startswith(("Volumes/", MLFLOW_DBFS_PATH_PREFIX))
         yield f"dbfs:/{named}" if inside else f"{link.rpartition('/')[0]}/{named}"
         return
-    start, separator, rest = link.partition("://")
-    folders = rest.split("/")[:-1]
-    for depth in range(len(folders), 0, -1):
-        yield f"{start}{separator}{'/'.join([*folders[:depth], named])}"
+    folder = link.rpartition("/")[0]
+    yield f"{folder}/{named}"
+    yield f"{folder[: len(folder) - len(parse_uri(folder)[2])].rstrip('/')}/{named}"
 
 
 def _link(path: str, target: Path) -> None:

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 LINK_SUFFIX = ".symlink"
 """The suffix of a text file that acts as a symbolic link."""
 UNDELIVERED = "UNDELIVERED"
@@ -71,27 +73,19 @@ def atomic_write(path: Path) -> Iterator[Path]:
     except BaseException as error:
         with suppress(OSError):  # on a disk that is read-only now; the first error is raised
             temporary.unlink()
-        if isinstance(error, (OSError, RuntimeError)) and (reason := _why_unwritten(error, temporary)) is not None:
-            number, text = reason
-            advice = "Free some space" if number in _WRITE_ERRORS else "Check its folder"
-            raise OSError(
-                number,
-                f"Could not save {str(path)!r}: {text}. Files saved earlier are unchanged. "
-                f"{advice}, or save elsewhere.",
-            ) from error
-        raise
-
-
-def _why_unwritten(error: OSError | RuntimeError, temporary: Path) -> tuple[int, str] | None:
-    """Return the system's reason for a failed write; torch's writer hides it behind a RuntimeError."""
-    if isinstance(error, OSError):
-        of_file = error.errno in _WRITE_ERRORS or error.filename == str(temporary)
-        return (error.errno, os.strerror(error.errno)) if error.errno is not None and of_file else None
-    text = str(error)
-    if "PytorchStreamWriter" not in text and "unexpected pos" not in text and "inline_container" not in text:
-        return None
-    full = shutil.disk_usage(temporary.parent).free < 1 << 20
-    return (errno.ENOSPC, os.strerror(errno.ENOSPC)) if full else (errno.EIO, text.splitlines()[0])
+        cause = (
+            error.__context__ if isinstance(error, RuntimeError) else error
+        )  # torch raises it instead of the system's
+        if not isinstance(cause, OSError) or cause.errno is None:
+            raise
+        if cause.errno not in _WRITE_ERRORS and cause.filename != str(temporary):
+            raise
+        advice = "Free some space" if cause.errno in _WRITE_ERRORS else "Check its folder"
+        raise OSError(
+            cause.errno,
+            f"Could not save {str(path)!r}: {os.strerror(cause.errno)}. Files saved earlier are unchanged. {advice}, "
+            f"or save elsewhere.",
+        ) from error
 
 
 def sync_file(path: Path) -> None:
@@ -215,9 +209,9 @@ def scratch_folder(purpose: str) -> Iterator[Path]:
 def make_scratch_folder(purpose: str) -> tuple[Path, Callable[[], None]]:
     """Make a temporary folder that does not remain forever if this process is killed.
 
-    The folder is locked, and the system releases the locks of a process that ends. The next process that makes such a
-    folder on this machine, such as a relaunch of the run, removes those that are not locked, unless they hold
-    `UNDELIVERED`.
+    A lock file beside the folder is locked, and the system releases the locks of a process that ends. The next process
+    that makes such a folder on this machine, such as a relaunch of the run, removes those that are not locked, unless
+    they hold `UNDELIVERED`.
 
     Args:
         purpose: A part of its name.
@@ -225,48 +219,22 @@ def make_scratch_folder(purpose: str) -> tuple[Path, Callable[[], None]]:
     Returns:
         The folder, and a function that removes it.
     """
-    _remove_abandoned(Path(tempfile.gettempdir()))
-    while True:
-        folder = Path(tempfile.mkdtemp(prefix=f"{_SCRATCH}{purpose}-"))
-        descriptor = _lock(folder, wait=True)
-        if folder.is_dir():
-            break
-        if descriptor is not None:  # another process removed the folder before it was locked
-            os.close(descriptor)
+    where = Path(tempfile.gettempdir())
+    for path in where.glob(f".{_SCRATCH}*.lock"):
+        abandoned = path.with_name(path.stem[1:])
+        with suppress(Timeout, OSError), FileLock(path, timeout=0):  # it is in use, or another user's
+            if not os.path.lexists(abandoned / UNDELIVERED):
+                shutil.rmtree(abandoned, ignore_errors=True)
+                path.unlink(missing_ok=True)
+    folder = where / f"{_SCRATCH}{purpose}-{secrets.token_hex(8)}"
+    lock = FileLock(where / f".{folder.name}.lock")
+    lock.acquire()
+    folder.mkdir(mode=0o700)
 
     def remove() -> None:
         shutil.rmtree(folder, ignore_errors=True)
-        if descriptor is not None:
-            os.close(descriptor)
+        with suppress(OSError):
+            os.unlink(lock.lock_file)
+        lock.release()
 
     return folder, remove
-
-
-def _remove_abandoned(where: Path) -> None:
-    names: list[str] = []
-    with suppress(OSError):  # the folder cannot be listed
-        names = [name for name in os.listdir(where) if name.startswith(_SCRATCH)]
-    for folder in (where / name for name in names):
-        descriptor = None if folder.is_symlink() else _lock(folder, wait=False)
-        if descriptor is not None:
-            if not os.path.lexists(folder / UNDELIVERED):
-                shutil.rmtree(folder, ignore_errors=True)
-            os.close(descriptor)
-
-
-def _lock(folder: Path, wait: bool) -> int | None:
-    """Lock a folder until the descriptor is closed; None if another process holds it, or locks are not supported."""
-    try:
-        import fcntl
-    except ImportError:  # on Windows
-        return None
-    try:
-        descriptor = os.open(folder, os.O_RDONLY)
-    except OSError:  # it is gone, or another user's
-        return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        return None
-    return descriptor

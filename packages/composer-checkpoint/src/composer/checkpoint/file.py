@@ -1,37 +1,77 @@
-"""One checkpoint file: as torch writes it, in a tar archive, or compressed."""
+"""One checkpoint file: as torch writes it, in a tar archive, or compressed. It ends with a checksum.
+
+`torch.save` writes a zip archive of parts: one for the bytes of each tensor, one for the pickle, and some small ones.
+For each part the archive's directory has a CRC-32, which torch computes while it writes. A zip archive may end with a
+comment, so that `torch.load` and unzip still read the file. It holds
+
+    composer-checkpoint-2 {"file": "ep1.pt"} <SHA-256 in hexadecimal digits>
+
+with the name under which the file was saved. The SHA-256 covers all bytes outside of the parts, from the beginning of
+the file to the digest itself: headers, padding, the directory with its CRC-32s, and the comment. So the parts, which
+are nearly all of the file, are hashed only once, while they are written. A CRC-32 detects every change within 32
+successive bits, and misses one of 4 billion other changes.
+
+Files that begin their comment with `composer-checkpoint-1` have a SHA-256 of all bytes before it. They are still read,
+and are still written if torch was told to compute no CRC-32 (`torch.serialization.set_crc32_options(False)`).
+
+A file is never mapped into memory (`mmap=True` of `torch.load`): bytes could change after they were checked, and if
+another program wrote to the file or truncated it in place, the process would read other values or die of SIGBUS.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import io
+import json
 import lzma
 import os
 import shutil
 import struct
 import tarfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
-from io import FileIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, Any
 
 import torch
 
-from composer.checkpoint.checksum import CorruptCheckpointError, append_checksum, read_saved_name, verify, write_all
 from composer.checkpoint.durable import atomic_write, scratch_folder, sync_file, temporary_path
-from composer.checkpoint.names import check_file_name
-from composer.checkpoint.safe_load import PlainPickler, UnsafeCheckpointError, read_plain_values, safe_torch_load
+from composer.checkpoint.names import check_file_name, check_nonempty_path
+from composer.checkpoint.safe_load import (
+    CorruptCheckpointError,
+    OutlineUnpickler,
+    Part,
+    PlainPickler,
+    UnsafeCheckpointError,
+    load_plain,
+    parts_of_archive,
+)
 from composer.checkpoint.safetensors import read_tensors
+from composer.utils import dist
 from composer.utils.compression import get_compressor, is_compressed_pt, is_tar
+
+try:
+    from isal.isal_zlib import crc32  # as fast as memory, several times as fast as zlib's
+except ImportError:  # there are no wheels for every platform
+    from zlib import crc32
 
 STATES = "composer_states.pt"
 """The file with the states in a checkpoint that is an archive or a folder of shards."""
-_PLAIN = SimpleNamespace(__name__="pickle", Pickler=PlainPickler)
 _TAR_MODES = {"tar": "w", "tgz": "w:gz", "gz": "w:gz", "bz2": "w:bz2", "lzma": "w:xz"}
+_MAGIC = b"composer-checkpoint-"
+_OF_ALL_BYTES, _OUTSIDE_PARTS = b"1 ", b"2 "  # the formats of the checksum
+_DIGEST_LENGTH = 64  # hexadecimal digits of a SHA-256
+_COMMENT_LENGTH = 2  # bytes of the last field of a zip archive, the length of its comment
+_BLOCK = 1 << 20
+_THREADS = max(1, min(4, os.cpu_count() or 1) - 1)  # besides the one that loads; each is faster than it
 
 
 def write_file(
-    content: dict[str, Any], path: str | os.PathLike[str], on_pickled: Callable[[], None] = lambda: None
+    content: dict[str, Any], path: str | os.PathLike[str], on_pickled: Callable[[], None] | None = None
 ) -> None:
     """Write a checkpoint atomically, with a checksum: it is complete and on the disk, or not there at all.
 
@@ -39,28 +79,64 @@ def write_file(
         content: Anything that `torch.save` can save.
         path: The file. Its extension is its format: `.tar`, `.tar.gz`, `.tgz`, `.tar.bz2` and `.tar.lzma` are archives
             of one member, `.pt.gz` and the like are compressed, and all others are as torch writes them.
-        on_pickled: Called when everything but the tensors' bytes is pickled, possibly several times.
+        on_pickled: Called when everything but the tensors' bytes is pickled.
 
     Raises:
         OSError: It cannot be written; an earlier file of this name is unchanged.
     """
     target = Path(path)
     check_file_name(target.name)
-    if not (is_tar(target) or is_compressed_pt(target.name)):
-        with atomic_write(target) as temporary:
-            _save(content, temporary, target.name, on_pickled)
-        return
+    is_archive = is_tar(target)
+    is_packed = is_archive or is_compressed_pt(target.name)
     with atomic_write(target) as temporary, ExitStack() as stack:
-        inner = temporary_path(target.parent / STATES)  # on the disk that must have enough space anyway
-        stack.callback(inner.unlink, missing_ok=True)
-        _save(content, inner, target.name, on_pickled)
-        if is_tar(target):
+        plain = temporary
+        if is_packed:
+            plain = temporary_path(target.parent / STATES)  # on the disk that must have enough space anyway
+            stack.callback(plain.unlink, missing_ok=True)
+        has_crc = bool(torch.serialization.get_crc32_options())  # torch may be told to compute none
+        kind = PlainPickler if on_pickled is None else _notifying_pickler(on_pickled)
+        pickler: Any = SimpleNamespace(__name__="pickle", Pickler=kind)
+        with open(plain, "wb") as file:
+            torch.save(content, file, pickle_module=pickler)
+        append_checksum(plain, target.name, has_crc)
+        if is_archive:
             with tarfile.open(temporary, _TAR_MODES[target.suffix[1:]]) as archive:  # type: ignore[call-overload]
-                archive.add(inner, STATES)
-        else:
-            with get_compressor(target.name).compress(str(temporary)) as stream, open(inner, "rb") as source:
+                archive.add(plain, STATES)
+        elif is_packed:
+            with get_compressor(target.name).compress(str(temporary)) as stream, open(plain, "rb") as source:
                 shutil.copyfileobj(source, stream)
-        sync_file(temporary)
+        if is_packed:
+            sync_file(temporary)
+
+
+def _notifying_pickler(on_pickled: Callable[[], None]) -> type[PlainPickler]:
+    class NotifyingPickler(PlainPickler):
+        def dump(self, value: Any) -> None:
+            super().dump(value)
+            on_pickled()
+
+    return NotifyingPickler
+
+
+def append_checksum(path: Path, name: str, has_crc: bool = True) -> None:
+    """Append the checksum to a zip archive without a comment, and flush the file to the disk.
+
+    Args:
+        path: The archive.
+        name: The file name under which it is saved.
+        has_crc: The directory has the CRC-32 of each part; otherwise the checksum covers the parts, too.
+    """
+    header = _MAGIC + (_OUTSIDE_PARTS if has_crc else _OF_ALL_BYTES) + json.dumps({"file": name}).encode()
+    comment_length = len(header) + 1 + _DIGEST_LENGTH
+    tail = comment_length.to_bytes(_COMMENT_LENGTH, "little") + header + b" "
+    with open(path, "r+b", buffering=0) as file:
+        parts = parts_of_archive(file, path) if has_crc else {}
+        end = file.seek(-_COMMENT_LENGTH, os.SEEK_END)
+        digest = _hash(file, end, parts)
+        digest.update(tail)
+        file.seek(end)
+        file.write(tail + digest.hexdigest().encode())
+        os.fsync(file.fileno())
 
 
 def read_file(path: str | os.PathLike[str]) -> tuple[Any, str | None]:
@@ -82,11 +158,46 @@ def read_file(path: str | os.PathLike[str]) -> tuple[Any, str | None]:
     if file.suffix == ".safetensors":
         return {"state": {"model": read_tensors(file)[0]}}, None
     with _unpacked(file) as plain:
-        return safe_torch_load(plain), read_saved_name(plain)
+        return _load(plain)
+
+
+def safe_torch_load(
+    path: str | os.PathLike[str],
+    map_location: str | torch.device = "cpu",
+    load_monolith_rank0_only: bool = False,
+) -> Any:
+    """Check a file and load it with torch, running no code from it.
+
+    Besides what `torch.load(weights_only=True)` allows, frozen sets, deques, dates and times, paths, decimals,
+    fractions, UUIDs, and NumPy arrays of numbers, dates and text are loaded; more types after
+    `torch.serialization.add_safe_globals([...])`.
+
+    Args:
+        path: A file that `torch.save` wrote.
+        map_location: The device of the tensors.
+        load_monolith_rank0_only: True if only global rank 0 loads; the others return None.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        CorruptCheckpointError: It is incomplete or modified.
+        UnsafeCheckpointError: It holds other types, which the message names, or its pickle protocol is one that torch
+            does not read safely.
+        MemoryError: It is larger than the free memory.
+    """
+    if load_monolith_rank0_only and dist.get_global_rank() != 0:
+        return None
+    check_nonempty_path("path", path)
+    file = Path(path).expanduser()
+    if not file.exists():
+        raise FileNotFoundError(f"There is no checkpoint {str(file)!r}.")
+    return _load(file, map_location)[0]
 
 
 def check_file(path: str | os.PathLike[str]) -> str | None:
     """Check a checkpoint without loading it.
+
+    A file without a checksum, such as one that another program wrote, is checked with the CRC-32 of each part of its
+    archive.
 
     Returns:
         The file name under which it was saved (None if it is not recorded).
@@ -95,8 +206,8 @@ def check_file(path: str | os.PathLike[str]) -> str | None:
         FileNotFoundError: There is no such file.
         CorruptCheckpointError: It is incomplete or modified.
     """
-    with _unpacked(Path(path).expanduser()) as plain:
-        return verify(plain)
+    with _unpacked(Path(path).expanduser()) as plain, _open_checked(plain) as (_, saved_as):
+        return saved_as
 
 
 def read_outline(path: Path) -> Any:
@@ -112,61 +223,33 @@ def read_outline(path: Path) -> Any:
     """
     if not path.is_file():
         return None
-    with suppress(Exception), _stream(path) as stream:  # any other file, a damaged one, or an end that is cut off
-        header = _read_exactly(stream, 30)  # of the archive's first part, as the specification of zip has it
+    with suppress(Exception), _stream(path, path.name) as stream:  # a damaged file, or an end that is cut off
+        header = stream.read(30)  # of the archive's first part, as the specification of zip has it
         name_length, extra_length = struct.unpack_from("<HH", header, 26)
-        name = _read_exactly(stream, name_length)
-        _read_exactly(stream, extra_length)
+        name = stream.read(name_length)
+        stream.read(extra_length)
         if header.startswith(b"PK\x03\x04") and name.endswith(b"/data.pkl"):
-            return read_plain_values(stream)
+            return OutlineUnpickler(stream).load()
     return None
 
 
-@contextmanager
-def _stream(path: Path) -> Iterator[IO[bytes]]:
-    """Open a checkpoint as torch wrote it, from its beginning."""
-    with ExitStack() as opened:
-        if is_tar(path.name):
-            archive = opened.enter_context(tarfile.open(path, "r|*"))
-            first = archive.next()
-            member = None if first is None else archive.extractfile(first)
-            if member is None:
-                raise CorruptCheckpointError(path, "its first member is not a file")
-            yield opened.enter_context(member)
-        elif is_compressed_pt(path.name):
-            yield opened.enter_context(get_compressor(path.name).decompress(str(path)))
-        else:
-            yield opened.enter_context(open(path, "rb"))
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file in hexadecimal digits."""
+    with open(path, "rb", buffering=0) as file:
+        return _hash(file, path.stat().st_size, {}).hexdigest()
 
 
-def _read_exactly(stream: IO[bytes], count: int) -> bytes:
-    data = stream.read(count)
-    if len(data) < count:
-        raise EOFError
-    return data
-
-
-def _save(content: dict[str, Any], path: Path, name: str, on_pickled: Callable[[], None]) -> None:
-    """Save with torch, and append the checksum."""
-    has_crc = bool(torch.serialization.get_crc32_options())  # torch may be told to compute none
-    with open(path, "wb", buffering=0) as file:
-        torch.save(content, _NotifyingFile(file, on_pickled), pickle_module=_PLAIN)  # type: ignore[arg-type]
-    append_checksum(path, name, has_crc)
-
-
-class _NotifyingFile:
-    """File for `torch.save`, which pickles before its first write, and writes the tensors' bytes afterwards."""
-
-    def __init__(self, file: FileIO, on_pickled: Callable[[], None]) -> None:
-        self._file, self._describe = file, on_pickled
-
-    def write(self, data: memoryview | bytes) -> int:
-        self._describe()
-        write_all(self._file, data)
-        return len(data)
-
-    def flush(self) -> None:
-        """Do nothing: writes are not buffered."""
+def _load(path: Path, map_location: str | torch.device = "cpu") -> tuple[Any, str | None]:
+    with _open_checked(path) as (file, saved_as):
+        # Not by the path, where another file may be by now. Reading from a file object also releases the GIL.
+        loaded = load_plain(file, str(path), map_location)
+    if saved_as is None and isinstance(loaded, dict) and loaded.get("has_checksum"):
+        reason = (
+            "the checksum at its end is missing or altered (if you have changed and saved it yourself with "
+            "`torch.save`, remove its entry 'has_checksum' before)"
+        )
+        raise CorruptCheckpointError(path, reason)
+    return loaded, saved_as
 
 
 @contextmanager
@@ -180,7 +263,13 @@ def _unpacked(path: Path) -> Iterator[Path]:
         return
     with scratch_folder("unpacked") as folder:
         plain = folder / STATES
-        _unpack(path, name, plain)
+        try:
+            with _stream(path, name) as source, open(plain, "wb") as target:
+                shutil.copyfileobj(source, target)
+        except (tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, OSError, RecursionError) as error:
+            if getattr(error, "errno", None) is not None:  # the system's error, not the archive's
+                raise
+            raise CorruptCheckpointError(path, f"it cannot be unpacked ({error})") from error
         try:
             yield plain
         except CorruptCheckpointError as error:  # the message names the archive
@@ -189,19 +278,120 @@ def _unpacked(path: Path) -> Iterator[Path]:
             raise UnsafeCheckpointError(str(error).replace(str(plain), str(path))) from error
 
 
-def _unpack(path: Path, name: str, plain: Path) -> None:
-    try:
-        if is_tar(name):
-            with tarfile.open(path) as archive:
-                member = archive.extractfile(STATES)
-                if member is None:
-                    raise CorruptCheckpointError(path, f"its member {STATES!r} is not a file")
-                with member, open(plain, "wb") as target:
-                    shutil.copyfileobj(member, target)
-        else:
-            with get_compressor(name).decompress(str(path)) as stream, open(plain, "wb") as target:
-                shutil.copyfileobj(stream, target)
-    except (tarfile.TarError, zlib.error, lzma.LZMAError, KeyError, EOFError, OSError, RecursionError) as error:
-        if getattr(error, "errno", None) is not None:  # the system's error, not the archive's
-            raise
-        raise CorruptCheckpointError(path, f"it cannot be unpacked ({error})") from error
+@contextmanager
+def _stream(path: Path, name: str) -> Iterator[IO[bytes]]:
+    """Open a checkpoint as torch wrote it, from its beginning; the extension of `name` is its format."""
+    if is_tar(name):
+        with tarfile.open(path, "r|*") as archive:
+            member = next((member for member in archive if member.isfile() and Path(member.name).name == STATES), None)
+            stream = None if member is None else archive.extractfile(member)
+            if stream is None:
+                raise CorruptCheckpointError(path, f"it holds no file {STATES!r}")
+            yield stream
+    elif is_compressed_pt(name):
+        with get_compressor(name).decompress(str(path)) as stream:
+            yield stream
+    else:
+        with open(path, "rb") as stream:
+            yield stream
+
+
+@contextmanager
+def _open_checked(path: Path) -> Iterator[tuple[io.BufferedReader, str | None]]:
+    """Open a checkpoint, and check it. Yield the file and the name that is recorded beside the checksum.
+
+    When the body begins, everything but the bytes of tensors was checked. Those are checked in threads while the body
+    runs, as reading and checksums release the GIL, and the context ends when they are checked, too. The content must
+    not be used before that.
+
+    Raises:
+        CorruptCheckpointError: The file is not what was written.
+    """
+    size = path.stat().st_size
+    if size == 0:
+        raise CorruptCheckpointError(path, "it is empty")
+    with open(path, "rb", buffering=0) as raw, ThreadPoolExecutor(_THREADS) as pool:
+        start = raw.read(4)
+        version, saved_as = _read_footer(raw, size, start)
+        is_pickle = saved_as is None and start[:1] == b"\x80"  # of torch before 1.6, which has no checksums
+        parts = {}
+        if not is_pickle and version != _OF_ALL_BYTES:
+            if start != b"PK\x03\x04" and saved_as is None:
+                raise CorruptCheckpointError(path, "it is neither a zip archive nor a pickle")
+            parts = parts_of_archive(raw, path)
+        if saved_as is not None:
+            actual = _hash(raw, size - _DIGEST_LENGTH, parts).hexdigest()
+            if actual != raw.read(_DIGEST_LENGTH).decode("latin-1"):
+                raise CorruptCheckpointError(path, "its checksum does not match its content")
+        others, tensors = deque[tuple[str, Part]](), deque[tuple[str, Part]]()
+        for item in parts.items():
+            (tensors if "/data/" in item[0] else others).append(item)
+        _check_parts(raw, path, others)
+        raw.seek(0)
+        running = [pool.submit(_check_parts, raw, path, tensors) for _ in range(_THREADS)]
+        try:
+            yield io.BufferedReader(raw), saved_as
+            for future in running:
+                future.result()
+        finally:
+            tensors.clear()  # the threads end
+
+
+def _read_footer(file: io.FileIO, size: int, start: bytes) -> tuple[bytes, str | None]:
+    """Return the format of the checksum at the end of a file, and the file name beside it; None without one.
+
+    Raises:
+        CorruptCheckpointError: There is a comment, but no checksum in it.
+    """
+    file.seek(max(0, size - (1 << 16)))
+    tail = file.read()
+    footer = tail.rfind(_MAGIC)
+    end = footer + len(_MAGIC) + len(_OUTSIDE_PARTS)
+    version = tail[end - len(_OUTSIDE_PARTS) : end]
+    if footer >= 0 and version in (_OF_ALL_BYTES, _OUTSIDE_PARTS):
+        with suppress(ValueError, RecursionError, LookupError, TypeError):
+            name = json.loads(tail[end : -_DIGEST_LENGTH - 1])["file"]
+            if isinstance(name, str):
+                return version, name
+    # Readers of archives ignore a comment that is cut off or altered, but it was a checksum.
+    if start == b"PK\x03\x04" and tail[tail.rfind(b"PK\x05\x06") + 20 :] != b"\0\0":
+        raise CorruptCheckpointError(file.name, "the checksum at its end is cut off or altered")
+    return b"", None
+
+
+def _check_parts(file: io.FileIO, path: Path, parts: deque[tuple[str, Part]]) -> None:
+    """Check parts by their CRC-32, and remove them from a queue that threads share."""
+    block = memoryview(bytearray(_BLOCK))
+    while parts:
+        try:
+            name, part = parts.popleft()
+        except IndexError:  # another thread took the last one
+            return
+        crc, done = 0, 0
+        while done < part.size and (count := _read_at(file, path, part.start + done, block[: part.size - done])):
+            crc = crc32(block[:count], crc)
+            done += count
+        if done < part.size or crc != part.crc:
+            raise CorruptCheckpointError(path, f"its checksum does not match its content, in its member {name!r}")
+
+
+def _read_at(file: io.FileIO, path: Path, start: int, target: memoryview) -> int:
+    """Read from an open file without moving its position."""
+    if hasattr(os, "preadv"):
+        return os.preadv(file.fileno(), [target], start)
+    with open(path, "rb", buffering=0) as other:  # on Windows, where an open file cannot be replaced
+        other.seek(start)
+        return other.readinto(target) or 0
+
+
+def _hash(file: io.FileIO, end: int, without: Mapping[str, Part]) -> hashlib._Hash:
+    """Return the running SHA-256 of the first `end` bytes of a file, except some parts; leave the file there."""
+    digest, block, at = hashlib.sha256(), memoryview(bytearray(_BLOCK)), 0
+    for part in (*sorted(without.values()), Part(end, 0, 0)):
+        file.seek(at)
+        left = part.start - at
+        while left > 0 and (count := file.readinto(block[: min(left, _BLOCK)])):  # 0 if the file became shorter
+            digest.update(block[:count])
+            left -= count
+        at = part.start + part.size
+    return digest

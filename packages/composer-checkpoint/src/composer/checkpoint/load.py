@@ -12,15 +12,14 @@ from typing import Any
 
 import torch
 
-from composer.checkpoint.checksum import CorruptCheckpointError
 from composer.checkpoint.file import read_file
 from composer.checkpoint.ranks import on_each_node
-from composer.checkpoint.safe_load import UnsafeCheckpointError, load_pickle
+from composer.checkpoint.safe_load import CorruptCheckpointError, UnsafeCheckpointError, load_pickle
 from composer.checkpoint.safetensors import read_tensors
 from composer.checkpoint.save import METADATA_NAME, optimizer_folders
 from composer.checkpoint.selection import Keys, Precision, check_keys, check_precision, converted, selected
 from composer.checkpoint.sharded_tensors import is_sharded
-from composer.checkpoint.shards import is_shard_folder, read_shards, shapes_of_shards
+from composer.checkpoint.shards import INDEX, is_shard_folder, read_index, read_shards
 from composer.checkpoint.state_dict import get_model_state_dict, get_optim_state_dict
 from composer.checkpoint.storage import storage_of
 from composer.core import State
@@ -171,7 +170,15 @@ def load_model_checkpoint(
         missing = {name for name in requested if name not in content}
         _check_names(module, path, missing, loaded.keys() - own.keys(), options.strict)
     dtype = check_precision(options.precision)
-    _set_model(module, {name: converted(value, dtype) for name, value in loaded.items()})
+    loaded = {name: converted(value, dtype) for name, value in loaded.items()}
+    if not is_model_fsdp(module):
+        module.load_state_dict(loaded, strict=False)  # the names have been checked
+        return
+    from torch.distributed.checkpoint import state_dict as torch_state_dict
+
+    full = not any(map(is_sharded, loaded.values()))
+    set_options = torch_state_dict.StateDictOptions(full_state_dict=full, strict=False)
+    torch_state_dict.set_model_state_dict(module, loaded, options=set_options)
 
 
 def load_optim_checkpoint(
@@ -208,15 +215,26 @@ def load_optim_checkpoint(
             f"`include_keys` and `ignore_keys` must be None for {what}, which is always loaded completely. Load the "
             f"model with them, and the optimizer without."
         )
+    if not options.sharded_checkpoint and not sharded:
+        own = get_optim_state_dict(module, optim, precision=None)
+        loaded = _merged(read_file(path)[0], own, options.include_keys, options.ignore_keys, options.strict)
+        state = State(model=module, optimizers=optim)
+        (name,) = state.get_optim_state_dict()
+        state.load_optim_state({"optimizers": {name: loaded}}, options.strict)
+        return
+    from torch.distributed.checkpoint import state_dict as torch_state_dict
+
     if options.sharded_checkpoint:
-        loaded = _optimizer_template(module, optim, options.cpu_offload)
+        # The tensors to fill, also of an optimizer that has not taken a step.
+        get_options = torch_state_dict.StateDictOptions(cpu_offload=options.cpu_offload and sharded)
+        loaded = dict(torch_state_dict.get_optimizer_state_dict(module, optim, options=get_options))
         read_shards(loaded, path, options.load_planner)
     else:
         loaded = read_file(path)[0]
-        if not sharded:
-            own = get_optim_state_dict(module, optim, precision=None)
-            loaded = _merged(loaded, own, options.include_keys, options.ignore_keys, options.strict)
-    _set_optimizer(module, optim, loaded, options.sharded_checkpoint, options.strict)
+    set_options = torch_state_dict.StateDictOptions(
+        full_state_dict=not options.sharded_checkpoint, strict=options.strict
+    )
+    torch_state_dict.set_optimizer_state_dict(module, optim, loaded, options=set_options)
 
 
 def load_resumption_checkpoint(state: State, load_path: Path_) -> None:
@@ -318,21 +336,13 @@ def _model_of_shards(module: torch.nn.Module, path: Path, options: CheckpointLoa
     if options.load_planner is not None:  # it decides what the names mean
         loaded = {name: own[name].clone() for name in selected(own, options.include_keys, options.ignore_keys)}
     else:
-        saved = shapes_of_shards(path).keys()
+        saved = read_index(path / INDEX).state_dict_metadata.keys()
         requested = selected(dict.fromkeys([*own, *saved]), options.include_keys, options.ignore_keys)
         loaded = {name: own[name].clone() for name in requested if name in saved and name in own}
         missing, unexpected = {*requested} & own.keys() - saved, {*requested} & saved - own.keys()
         _check_names(module, path, missing, unexpected, options.strict)
     read_shards(loaded, path, options.load_planner)
     return loaded
-
-
-def _optimizer_template(module: torch.nn.Module, optim: torch.optim.Optimizer, cpu_offload: bool) -> dict[str, Any]:
-    """Return the tensors to fill, also of an optimizer that has not taken a step."""
-    from torch.distributed.checkpoint import state_dict as torch_state_dict
-
-    options = torch_state_dict.StateDictOptions(cpu_offload=cpu_offload and is_model_fsdp(module))
-    return dict(torch_state_dict.get_optimizer_state_dict(module, optim, options=options))
 
 
 def _check_names(
@@ -352,41 +362,6 @@ def _check_names(
             f"matches, or select names with `include_keys` or `ignore_keys`."
         )
     warnings.warn(f"The saved model does not match this one: {text}.", stacklevel=4)
-
-
-def _set_model(module: torch.nn.Module, loaded: dict[str, Any]) -> None:
-    """Copy tensors into a model, whole or sharded; their names have been checked."""
-    if not is_model_fsdp(module):
-        module.load_state_dict(loaded, strict=False)
-        return
-    from torch.distributed.checkpoint import state_dict as torch_state_dict
-
-    full = not any(map(is_sharded, loaded.values()))
-    options = torch_state_dict.StateDictOptions(full_state_dict=full, strict=False)
-    torch_state_dict.set_model_state_dict(module, loaded, options=options)
-
-
-def _set_optimizer(
-    module: torch.nn.Module, optim: torch.optim.Optimizer, saved: dict[str, Any], shards: bool, strict: bool
-) -> None:
-    """Load an optimizer's state, keyed by parameter names.
-
-    Args:
-        module: The model whose parameters the optimizer has.
-        optim: The optimizer.
-        saved: The state.
-        shards: True if it was read from shards.
-        strict: True if it must hold the same parameters.
-    """
-    if not shards and not is_model_fsdp(module):
-        state = State(model=module, optimizers=optim)
-        (name,) = state.get_optim_state_dict()
-        state.load_optim_state({"optimizers": {name: saved}}, strict)
-        return
-    from torch.distributed.checkpoint import state_dict as torch_state_dict
-
-    options = torch_state_dict.StateDictOptions(full_state_dict=not shards, strict=strict)
-    torch_state_dict.set_optimizer_state_dict(module, optim, saved, options=options)
 
 
 def _merged(
@@ -419,11 +394,9 @@ def _merged(
     taken = requested & {*there}
     states = {name: value for name, value in own["state"].items() if name not in taken}
     states |= {name: value for name, value in saved["state"].items() if name in taken}
-    groups = saved["param_groups"]
-    if (include_keys is not None or ignore_keys is not None) and len(groups) == len(own["param_groups"]):
-        groups = [
-            {**group, "params": other["params"]} for group, other in zip(groups, own["param_groups"], strict=True)
-        ]
+    groups, own_groups = saved["param_groups"], own["param_groups"]
+    if (include_keys is not None or ignore_keys is not None) and len(groups) == len(own_groups):
+        groups = [{**group, "params": other["params"]} for group, other in zip(groups, own_groups, strict=True)]
     return {**saved, "state": states, "param_groups": groups}
 
 

@@ -10,13 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from composer.checkpoint.checksum import CorruptCheckpointError
 from composer.checkpoint.download import get_file
 from composer.checkpoint.durable import follow_link
 from composer.checkpoint.file import STATES, read_file, write_file
 from composer.checkpoint.names import check_nonempty_path, check_path, get_save_filename, was_swapped
 from composer.checkpoint.ranks import on_each_node
-from composer.checkpoint.safe_load import check_loadable
+from composer.checkpoint.safe_load import CorruptCheckpointError, check_loadable
 from composer.checkpoint.selection import (
     LEFT_OUT,
     IgnoreKeys,

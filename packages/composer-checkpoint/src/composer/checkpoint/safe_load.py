@@ -1,4 +1,4 @@
-"""Loading checkpoints without running code from them.
+"""Loading what `torch.save` wrote without running code from it.
 
 `torch.load(weights_only=True)` does that. We allow it some harmless types, and NumPy arrays, which need a check of
 their own: NumPy trusts what a pickle says about the type of an array, and a forged type makes it take bytes of the file
@@ -18,21 +18,55 @@ import os
 import pathlib
 import pickle
 import re
+import struct
 import uuid
+import zipfile
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
+from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch.torch_version import TorchVersion
 
-from composer.checkpoint.checksum import CorruptCheckpointError, open_checked, parts_of_archive
-from composer.checkpoint.names import check_nonempty_path
 from composer.checkpoint.sharded_tensors import is_sharded
+from composer.checkpoint.storage import without_password
+
+_HEADER = 30  # bytes of the header of a part of an archive, without its name
+_END, _END_64, _LOCATOR = struct.Struct("<4s4H2LH"), struct.Struct("<4sQ2H2L4Q"), 20  # of the end of an archive
+
+# The functions that build NumPy values, under the module paths of all NumPy versions.
+_ARRAY, _SCALAR = np.zeros(0).__reduce__()[0], np.float64(0).__reduce__()[0]
+_NUMPY = {
+    "numpy.core.multiarray._reconstruct": _ARRAY,
+    "numpy._core.multiarray._reconstruct": _ARRAY,
+    "numpy.core.multiarray.scalar": _SCALAR,
+    "numpy._core.multiarray.scalar": _SCALAR,
+}
+# What the state of a run holds besides tensors and plain values; creating one does nothing else.
+ALLOWED_TYPES: list[Any] = [
+    *(bytes, frozenset, deque, np.ndarray, np.dtype, TorchVersion),
+    *(datetime.datetime, datetime.date, datetime.time, datetime.timedelta, datetime.timezone),
+    *(decimal.Decimal, fractions.Fraction, uuid.UUID),
+    *(pathlib.PurePosixPath, pathlib.PureWindowsPath, type(Path())),
+    *{type(np.dtype(code)) for code in np.typecodes["All"] if code != "O"},
+    *((function, name) for name, function in _NUMPY.items()),
+]
+
+
+class CorruptCheckpointError(RuntimeError):
+    """A checkpoint file is incomplete or modified. Nothing was loaded."""
+
+    def __init__(self, path: str | os.PathLike[str], reason: str) -> None:
+        super().__init__(
+            f"The checkpoint {without_password(os.fspath(path))!r} is damaged: {reason}. Nothing was loaded. Load "
+            f"another one; `autoresume=True` finds the newest intact one."
+        )
+        self.path, self.reason = os.fspath(path), reason
 
 
 class UnsafeCheckpointError(pickle.UnpicklingError):
@@ -47,48 +81,55 @@ class UnsafeCheckpointError(pickle.UnpicklingError):
         self.types = sorted(set(types))
 
 
-def safe_torch_load(
-    path: str | os.PathLike[str],
-    map_location: str | torch.device = "cpu",
-    load_monolith_rank0_only: bool = False,
-) -> Any:
-    """Check a file and load it with torch, running no code from it.
+class Part(NamedTuple):
+    """The place of a part's data in a zip archive, in bytes, and their CRC-32."""
 
-    Besides what `torch.load(weights_only=True)` allows, frozen sets, deques, dates and times, paths, decimals,
-    fractions, UUIDs, and NumPy arrays of numbers, dates and text are loaded; more types after
-    `torch.serialization.add_safe_globals([...])`.
+    start: int
+    size: int
+    crc: int
+
+
+def parts_of_archive(file: IO[bytes], where: str | os.PathLike[str]) -> dict[str, Part]:
+    """Return the parts of a zip archive by name, in the order of the archive.
+
+    Only archives as `torch.save` writes them are accepted, with parts one after the other and not compressed. So the
+    archive is as large as its content, and all readers see the same.
 
     Args:
-        path: A file that `torch.save` wrote.
-        map_location: The device of the tensors.
-        load_monolith_rank0_only: True if only global rank 0 loads; the others return None.
+        file: The archive.
+        where: The name of the file, for the message.
 
     Raises:
-        FileNotFoundError: There is no such file.
-        CorruptCheckpointError: It is incomplete or modified.
-        UnsafeCheckpointError: It holds other types, which the message names, or its pickle protocol is one that torch
-            does not read safely.
-        MemoryError: It is larger than the free memory.
+        CorruptCheckpointError: It is not such an archive.
     """
-    if load_monolith_rank0_only:
-        from composer.utils import dist
-
-        if dist.get_global_rank() != 0:
-            return None
-    check_nonempty_path("path", path)
-    file = Path(path).expanduser()
-    if not file.exists():
-        raise FileNotFoundError(f"There is no checkpoint {str(file)!r}.")
-    with open_checked(file) as checked:
-        # Not by the path, where another file may be by now. Reading from a file object also releases the GIL.
-        loaded = load_plain(checked.file, str(file), map_location)
-    if checked.saved_as is None and isinstance(loaded, dict) and loaded.get("has_checksum"):
-        reason = (
-            "the checksum at its end is missing or altered (if you have changed and saved it yourself with "
-            "`torch.save`, remove its entry 'has_checksum' before)"
-        )
-        raise CorruptCheckpointError(file, reason)
-    return loaded
+    end, folded = file.seek(0, os.SEEK_END), set[str]()
+    try:
+        with zipfile.ZipFile(file) as archive:
+            infos, following = archive.infolist(), archive.start_dir
+            parts: dict[str, Part] = dict.fromkeys(archive.namelist(), Part(0, 0, 0))
+            file.seek(tail := end - len(archive.comment) - _END.size)
+        declared = _END.unpack(file.read(_END.size))[6]
+        if declared == 0xFFFFFFFF:  # a large archive has it in another record, before the locator of that record
+            file.seek(tail - _END_64.size - _LOCATOR)
+            declared = _END_64.unpack(file.read(_END_64.size))[-1]
+        if following != declared:
+            raise CorruptCheckpointError(where, "its list of members is not at the recorded offset")
+        for info in sorted(infos, key=attrgetter("header_offset"), reverse=True):
+            file.seek(info.header_offset + _HEADER - 4)
+            name_length, extra_length = struct.unpack("<HH", file.read(4))
+            start = info.header_offset + _HEADER + name_length + extra_length
+            if info.compress_type != zipfile.ZIP_STORED or info.compress_size != info.file_size:
+                raise CorruptCheckpointError(where, f"its member {info.filename!r} is compressed")
+            if start + info.file_size > following:
+                raise CorruptCheckpointError(where, f"its member {info.filename!r} overlaps with another")
+            if info.filename.lower() in folded or info.orig_filename != info.filename:
+                raise CorruptCheckpointError(where, "two of its members have one name")
+            following = info.header_offset
+            folded.add(info.filename.lower())
+            parts[info.filename] = Part(start, info.file_size, info.CRC)
+    except (zipfile.BadZipFile, EOFError, OSError, ValueError, NotImplementedError, struct.error) as error:
+        raise CorruptCheckpointError(where, f"it is not a complete zip archive ({error})") from error
+    return parts
 
 
 def load_plain(file: IO[bytes], where: str, map_location: str | torch.device = "cpu") -> Any:
@@ -106,7 +147,7 @@ def load_plain(file: IO[bytes], where: str, map_location: str | torch.device = "
     """
     _check_numpy(file, where)
     known = torch.serialization.get_safe_globals()  # what the user has allowed, which leaving the block would forget
-    with torch.serialization.safe_globals([each for each in _allowed() if each not in known]):
+    with torch.serialization.safe_globals([each for each in ALLOWED_TYPES if each not in known]):
         try:
             file.seek(0)
             return torch.load(file, map_location=map_location, weights_only=True)
@@ -129,10 +170,10 @@ def _check_numpy(file: IO[bytes], where: str) -> None:
             file.seek(parts[next(iter(parts)).partition("/")[0] + "/data.pkl"].start)
         else:  # before 1.6, torch wrote a number, its version and a description of the system before the content
             file.seek(0)
-            number, _, _ = (_Outline(file).load() for _ in range(3))
+            number, _, _ = (OutlineUnpickler(file).load() for _ in range(3))
             if number != torch.serialization.MAGIC_NUMBER:
                 raise ValueError("`torch.save` has not written it")
-        _Outline(file).load()
+        OutlineUnpickler(file).load()
     except CorruptCheckpointError:
         raise
     except UnsafeCheckpointError as error:
@@ -212,7 +253,7 @@ def _rebuild_subclass(function: Any, kind: Any, args: Any, state: Any) -> Any:
     return made
 
 
-class _Outline(pickle.Unpickler):
+class OutlineUnpickler(pickle.Unpickler):
     """Unpickler of plain values. Everything else becomes a placeholder: nothing is imported or called."""
 
     def find_class(self, module: str, name: str) -> Any:
@@ -224,15 +265,6 @@ class _Outline(pickle.Unpickler):
 
     def persistent_load(self, pid: Any) -> Any:
         return _Placeholder()
-
-
-def read_plain_values(stream: IO[bytes]) -> Any:
-    """Read the plain values of a pickle at the beginning of a stream, and no more of the stream than that.
-
-    Raises:
-        Exception: It is damaged.
-    """
-    return _Outline(stream).load()
 
 
 # ---- what may be saved ----
@@ -295,24 +327,7 @@ class _WithoutData(PlainPickler):
         return super().reducer_override(value)
 
 
-# ---- what may be loaded ----
-
-
-_NUMPY = {  # the functions that build NumPy values, under the module paths of all NumPy versions
-    f"numpy.{core}.multiarray.{name}": function
-    for core in ("core", "_core")
-    for name, function in {"_reconstruct": np.zeros(0).__reduce__()[0], "scalar": np.float64(0).__reduce__()[0]}.items()
-}
-
-
-def _allowed() -> list[Any]:
-    """List the types that the state of a run holds besides tensors and plain values; creating one does nothing else."""
-    allowed: list[Any] = [bytes, frozenset, deque, np.ndarray, np.dtype, TorchVersion]
-    allowed += [datetime.datetime, datetime.date, datetime.time, datetime.timedelta, datetime.timezone]
-    allowed += [decimal.Decimal, fractions.Fraction, uuid.UUID]
-    allowed += [pathlib.PurePosixPath, pathlib.PureWindowsPath, type(Path())]
-    allowed += {type(np.dtype(code)) for code in np.typecodes["All"] if code != "O"}
-    return [*allowed, *((function, name) for name, function in _NUMPY.items())]
+# ---- plain pickles ----
 
 
 def load_pickle(data: bytes, where: str) -> Any:
@@ -327,7 +342,7 @@ def load_pickle(data: bytes, where: str) -> Any:
         CorruptCheckpointError: It is damaged.
     """
     try:
-        _Outline(io.BytesIO(data)).load()
+        OutlineUnpickler(io.BytesIO(data)).load()
         return _Unpickler(io.BytesIO(data)).load()
     except UnsafeCheckpointError as error:
         raise UnsafeCheckpointError(f"{where!r} {error}") from None
@@ -370,7 +385,7 @@ class _Unpickler(pickle.Unpickler):
 
 def _load_storage(content: bytes) -> torch.storage.TypedStorage:
     storage = load_plain(io.BytesIO(content), "the data of a tensor")
-    if not isinstance(storage, torch.storage.TypedStorage):  # `_Outline` has not seen what else this could be
+    if not isinstance(storage, torch.storage.TypedStorage):  # `OutlineUnpickler` has not seen what else this could be
         raise TypeError("a tensor has no data")
     return storage
 

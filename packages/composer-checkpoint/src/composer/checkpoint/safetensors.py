@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from composer.checkpoint.checksum import CorruptCheckpointError
 from composer.checkpoint.durable import atomic_write, sync_file
+from composer.checkpoint.safe_load import CorruptCheckpointError
 from composer.checkpoint.selection import converted
 
 _TIED, _CHECKSUM = "composer_tied", "composer_sha256"

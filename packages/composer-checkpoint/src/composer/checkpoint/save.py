@@ -30,7 +30,7 @@ from composer.checkpoint.ranks import on_first_rank
 from composer.checkpoint.safetensors import write_tensors
 from composer.checkpoint.selection import Keys, Precision, check_keys, check_precision
 from composer.checkpoint.sharded_tensors import is_sharded
-from composer.checkpoint.shards import is_shard_folder, write_shards
+from composer.checkpoint.shards import write_shards
 from composer.checkpoint.state_dict import (
     get_metadata_state_dict,
     get_model_state_dict,
@@ -48,7 +48,6 @@ METADATA_NAME = "composer_metadata.json"
 """The file that is written last; a checkpoint without it is incomplete."""
 RESUMPTION_NAME = "resumption.pkl"
 _FORMATS = ("pt", "safetensors")
-_OPTIMIZER_FOLDER = re.compile(r"optim\d*")  # see `optimizer_folders`
 
 
 @dataclass
@@ -351,15 +350,12 @@ def _begin(folder: Path, overwrite: bool) -> None:
     """Remove the files that are replaced; from then on the checkpoint is incomplete."""
     if (folder / METADATA_NAME).exists() and not overwrite:  # without it, a killed process left an incomplete one
         raise FileExistsError(f"The checkpoint {str(folder)!r} already exists. Pass `overwrite=True` to replace it.")
-    for name in (METADATA_NAME, RESUMPTION_NAME, "model/model.pt", "model/model.safetensors"):
-        (folder / name).unlink(missing_ok=True)
-    optimizers = [path for path in folder.glob("optim*") if _OPTIMIZER_FOLDER.fullmatch(path.name) and path.is_dir()]
-    for path in optimizers:  # also those of more optimizers than this run has
-        (path / "optim.pt").unlink(missing_ok=True)
-    for path in (folder / "model", *optimizers):
-        if is_shard_folder(path):
-            shutil.rmtree(path)
     folder.mkdir(parents=True, exist_ok=True)
+    for name in (METADATA_NAME, RESUMPTION_NAME):
+        (folder / name).unlink(missing_ok=True)
+    for path in folder.iterdir():  # also those of more optimizers than this run has
+        if re.fullmatch(r"model|optim\d*", path.name):
+            shutil.rmtree(path)
 
 
 def _keep_newest(folder: Path, pattern: str, number: int, run_name: str) -> None:

@@ -32,12 +32,11 @@ from typing import Any
 
 import torch
 
-from composer.checkpoint.checksum import CorruptCheckpointError, sha256_of
 from composer.checkpoint.download import linked_uris
 from composer.checkpoint.durable import sync_folder, temporary_path
-from composer.checkpoint.file import STATES, check_file, read_file, read_outline, write_file
+from composer.checkpoint.file import STATES, read_file, read_outline, sha256_of, write_file
 from composer.checkpoint.ranks import on_first_rank
-from composer.checkpoint.safe_load import UnsafeCheckpointError, load_plain
+from composer.checkpoint.safe_load import CorruptCheckpointError, UnsafeCheckpointError, load_plain
 from composer.checkpoint.sharded_tensors import is_sharded, map_items, map_nested, parameter_of
 from composer.checkpoint.storage import Storage, StorageError, storage_of
 from composer.core import Timestamp
@@ -106,12 +105,6 @@ def write_shards(
             shutil.rmtree(temporary, ignore_errors=True)
 
 
-def shapes_of_shards(folder: Path) -> dict[str, tuple[int, ...] | None]:
-    """Return the shape of each tensor of a checkpoint in shards by name; None for other entries."""
-    index = read_index(folder / INDEX).state_dict_metadata
-    return {name: tuple(entry.size) if hasattr(entry, "size") else None for name, entry in index.items()}
-
-
 def read_shards(state_dict: dict[str, Any], folder: Path, planner: Any = None) -> None:
     """Fill tensors from the entries of the same names of a checkpoint in shards. A collective operation.
 
@@ -126,20 +119,44 @@ def read_shards(state_dict: dict[str, Any], folder: Path, planner: Any = None) -
         RuntimeError: The checkpoint has no such names, or tensors of other shapes.
     """
     from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.state_dict_loader import load
 
     if not is_shard_folder(folder):
         raise CorruptCheckpointError(folder, f"it lacks the index {INDEX!r}, which is written last")
-    reader = _reader(folder)
+    metadata = read_index(folder / INDEX)  # here, because torch hides the errors of `read_metadata`
+
+    class Reader(FileSystemReader):
+        """Reader of torch that takes the index without unpickling it, which would run code."""
+
+        def read_metadata(self, *args: Any, **kwargs: Any) -> Any:
+            metadata.storage_meta.load_id = self.load_id
+            return metadata
+
+    class Planner(DefaultLoadPlanner):
+        """Planner of torch that reads entries other than tensors, which are pickles, without running code."""
+
+        def load_bytes(self, read_item: Any, value: Any) -> None:
+            plain = io.BytesIO()
+            torch.save(load_plain(value, f"the entry {read_item.dest_index.fqn!r} of the shards"), plain)
+            plain.seek(0)
+            super().load_bytes(read_item, plain)  # which loads without checks
+
     try:
         with _without_noise():
-            load(state_dict, storage_reader=reader, planner=_planner() if planner is None else planner)
+            load(state_dict, storage_reader=Reader(folder), planner=Planner() if planner is None else planner)
     except CheckpointException as error:  # not a subclass of Exception
-        for _, (failure, _) in sorted(error.failures.items()):
+        failures = [failure for _, (failure, _) in sorted(error.failures.items())]
+        for failure in failures:
             if isinstance(failure, (UnsafeCheckpointError, CorruptCheckpointError)):
                 raise failure from None
-        causes = "; ".join(f"rank {rank}: {failure[0]}" for rank, failure in error.failures.items())
-        raise RuntimeError(f"The shards in {str(folder)!r} could not be loaded: {causes}") from error
+            if isinstance(failure, pickle.UnpicklingError):  # torch's own, for an entry in the place of a tensor
+                raise UnsafeCheckpointError(
+                    f"The shards in {str(folder)!r} hold something else in the place of a tensor, whose loading could "
+                    f"run code, so nothing was loaded: {failure}"
+                ) from None
+        raise RuntimeError(f"The shards in {str(folder)!r} could not be loaded: {failures}") from error
 
 
 def _finish(temporary: Path, folder: Path, finish: Callable[[Path], None] | None) -> None:
@@ -154,40 +171,6 @@ def _finish(temporary: Path, folder: Path, finish: Callable[[Path], None] | None
     shutil.rmtree(replaced, ignore_errors=True)
 
 
-def _reader(folder: Path) -> Any:
-    """Return a reader of torch for a folder that reads the index without running code."""
-    from torch.distributed.checkpoint.filesystem import FileSystemReader
-
-    metadata = read_index(folder / INDEX)  # here, because torch hides the errors of `read_metadata`
-
-    class Reader(FileSystemReader):
-        def read_metadata(self, *args: Any, **kwargs: Any) -> Any:
-            metadata.storage_meta.load_id = self.load_id
-            return metadata
-
-    return Reader(folder)
-
-
-def _planner() -> Any:
-    """Return a planner of torch that reads entries other than tensors, which are pickles, without running code."""
-    from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-
-    class Planner(DefaultLoadPlanner):
-        def load_bytes(self, read_item: Any, value: Any) -> None:
-            plain = io.BytesIO()
-            torch.save(load_plain(value, f"the entry {read_item.dest_index.fqn!r} of the shards"), plain)
-            plain.seek(0)
-            super().load_bytes(read_item, plain)  # which loads without checks
-
-    return Planner()
-
-
-def _indexed_files(folder: Path) -> list[str] | None:
-    """Return the names of the files of a checkpoint that MosaicML's Composer wrote; None if it is another one."""
-    metadata = read_index(folder / INDEX, complete=False)
-    return sorted({info.relative_path for info in metadata.storage_data.values()}) if _has_run(metadata) else None
-
-
 def read_index(path: Path, complete: bool = True) -> Any:
     """Read the index of a checkpoint in shards.
 
@@ -199,18 +182,20 @@ def read_index(path: Path, complete: bool = True) -> Any:
         UnsafeCheckpointError: It holds types that an index does not have.
         CorruptCheckpointError: It is damaged.
     """
+    from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+
     data = path.read_bytes()
     try:
         metadata = _IndexUnpickler(io.BytesIO(data), path).load()
+        if not isinstance(metadata, Metadata):
+            raise TypeError(f"it holds {type(metadata).__name__}")
         if complete:
             _check_index(metadata, path)
     except (UnsafeCheckpointError, CorruptCheckpointError):
         raise
     except Exception as error:  # damaged and hostile pickles fail in many ways
         raise CorruptCheckpointError(path, f"its pickle cannot be read ({error!r})") from error
-    from torch.distributed.checkpoint.metadata import StorageMeta
-
-    if getattr(metadata, "storage_meta", None) is None:
+    if metadata.storage_meta is None:
         metadata.storage_meta = StorageMeta()
     return metadata
 
@@ -238,7 +223,8 @@ class _IndexUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == ("builtins", "getattr"):
             return _member
-        if (module, name) not in _INDEX_TYPES and not (module == "torch" and _is_constant(name)):
+        constant = isinstance(getattr(torch, name, None), (torch.dtype, torch.layout, torch.memory_format))
+        if (module, name) not in _INDEX_TYPES and not (module == "torch" and constant):
             raise UnsafeCheckpointError(
                 f"The index {str(self._path)!r} holds `{module}.{name}`, which does not belong in an index, and "
                 f"loading it could run code. Nothing was loaded."
@@ -254,10 +240,6 @@ def _member(kind: Any, name: Any) -> Enum:
             f"run code. Nothing was loaded."
         )
     return kind[name]
-
-
-def _is_constant(name: str) -> bool:
-    return isinstance(getattr(torch, name, None), (torch.dtype, torch.layout, torch.memory_format))
 
 
 @contextmanager
@@ -314,12 +296,7 @@ def is_index_of_run(path: Path) -> bool:
 
 
 def _has_run(metadata: Any) -> bool:
-    return any(path[0] == "state" and len(path) > 1 for path in _paths(metadata).values())
-
-
-def _paths(metadata: Any) -> dict[str, tuple[str | int, ...]]:
-    """Return the place of each entry of an index in the saved structure: keys of dicts and positions in lists."""
-    return getattr(metadata, "planner_data", None) or {}
+    return any(path[0] == "state" and len(path) > 1 for path in (metadata.planner_data or {}).values())
 
 
 def _read_indexed(folder: Path, *within: str) -> Any:
@@ -338,7 +315,7 @@ def _read_indexed(folder: Path, *within: str) -> Any:
 
     metadata = read_index(folder / INDEX)
     content: dict[Any, Any] = {}
-    for name, path in _paths(metadata).items():
+    for name, path in metadata.planner_data.items():
         if path[: len(within)] != within:
             continue
         entry = metadata.state_dict_metadata[name]
@@ -394,7 +371,13 @@ def write_run(content: dict[str, Any], folder: Path, overwrite: bool) -> None:
 
     def finish(temporary: Path) -> None:
         digests = {name: sha256_of(temporary / name) for name in _others(temporary)}
-        _check_all_there(temporary, dist.get_world_size() if shards else 0)
+        writers = {name.split("_")[2] for name in digests if name.endswith(".distcp")}
+        if shards and len(writers) < dist.get_world_size():
+            raise RuntimeError(
+                f"{str(folder.parent)!r} must be on a disk that all ranks share to save in shards, but rank 0 finds "
+                f"the shards of {len(writers)} of {dist.get_world_size()} ranks there. Use another `save_folder`, or "
+                f"`state_dict_type='full'`."
+            )
         write_file({"content": rest, "folder": folder.name, "sha256": digests}, temporary / STATES)
 
     write_shards(shards, folder, overwrite, finish)
@@ -438,8 +421,7 @@ def check_run(folder: Path) -> str | None:
     """
     if _is_indexed(folder):  # which has read the index, and checked the sizes of the files
         return None
-    check_file(folder / STATES)
-    states = _states(folder)
+    states = _states(folder)  # which checks that file
     _check_digests(folder, states["sha256"], states["sha256"])
     name: str = states["folder"]
     return name
@@ -521,11 +503,8 @@ def fill_shards(content: Any, parameters: Mapping[str, torch.Tensor]) -> Any:
     Returns:
         The content with tensors.
     """
-    shards: list[Shard] = []
-    map_nested(content, lambda _, value: shards.append(value) if isinstance(value, Shard) else None)
-    if not shards:
-        return content
     targets: dict[str, torch.Tensor] = {}
+    folders: set[Path] = set()
 
     def target_of(path: tuple[Any, ...], value: Any) -> Any:
         if not isinstance(value, Shard):
@@ -536,10 +515,12 @@ def fill_shards(content: Any, parameters: Mapping[str, torch.Tensor]) -> Any:
         else:
             target = torch.empty(value.shape, dtype=value.dtype)
         targets[value.name] = target
+        folders.add(value.folder)
         return target
 
     filled = map_nested(content, target_of)
-    read_shards(dict(targets), shards[0].folder)
+    for folder in folders:  # one, or none if nothing is sharded
+        read_shards(dict(targets), folder)
     return filled
 
 
@@ -598,7 +579,10 @@ def fetch_run(get: Callable[[str, Path], None], name: str, target: Path) -> bool
             get(f"{start}{listing}", target / listing)
         except (FileNotFoundError, NotADirectoryError):
             continue
-        files = list(_states(target)["sha256"]) if listing == STATES else _indexed_files(target)
+        if listing == STATES:
+            files = list(_states(target)["sha256"])
+        elif _has_run(metadata := read_index(target / INDEX, complete=False)):
+            files = sorted({info.relative_path for info in metadata.storage_data.values()})
         break
     if files is None:
         (target / INDEX).unlink(missing_ok=True)
@@ -632,16 +616,6 @@ def _states(folder: Path) -> dict[str, Any]:
 
 def _others(folder: Path, last: str = STATES) -> list[str]:
     return sorted(entry.name for entry in folder.iterdir() if entry.name != last)
-
-
-def _check_all_there(folder: Path, world_size: int) -> None:
-    writers = {name.split("_")[2] for name in _others(folder) if name.endswith(".distcp")}
-    if len(writers) < world_size:
-        raise RuntimeError(
-            f"{str(folder.parent)!r} must be on a disk that all ranks share to save in shards, but rank 0 finds the "
-            f"shards of {len(writers)} of {world_size} ranks there. Use another `save_folder`, or "
-            f"`state_dict_type='full'`."
-        )
 
 
 def _check_digests(folder: Path, digests: Mapping[str, str], names: Any) -> None:

@@ -8,11 +8,12 @@ import inspect
 import os
 import secrets
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from importlib import import_module
+from importlib.metadata import entry_points
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
@@ -21,7 +22,6 @@ from composer.checkpoint.durable import replacing, sync_file, sync_folder
 from composer.core import ComposerError
 from composer.utils import check_finite, is_uri, parse_uri
 from composer.utils.file_helpers import without_password as without_password
-from composer.utils.retrying import retry
 from composer.utils.terminal import bar_file, open_stream
 
 T = TypeVar("T")
@@ -45,10 +45,6 @@ _SFTP_SECONDS = 30.0  # that a server of SSH may be silent
 _GOOGLE_S3 = "https://storage.googleapis.com"  # Google's servers also speak the protocol of S3
 SFTP_SCHEMES = frozenset({"sftp", "ssh"})
 """The schemes of servers of SSH. fsspec's own filesystem for them accepts any host."""
-
-
-class _Again(Exception):
-    """A transient failure; its cause is the client's error."""
 
 
 @dataclass(frozen=True)
@@ -245,8 +241,12 @@ class Storage:
             name: The name of the file.
             error: The error that `read_start`, `read_bytes`, `read_text` or `download` raised.
         """
-        if is_outage(error):
-            return False
+        seen: BaseException | None = error
+        while seen is not None:  # clients wrap the error that tells
+            is_down = isinstance(seen, (TimeoutError, ConnectionRefusedError)) or _status(seen) in _PASSING_STATUS
+            if is_down or _is_one_of(seen, _REFUSALS) or is_missing_space(seen):
+                return False
+            seen = seen.__cause__
         try:
             self.exists(name)
         except Exception:  # noqa: BLE001 - the first error is raised
@@ -385,19 +385,27 @@ class Storage:
     def _filesystem(self) -> tuple[Any, str]:
         """Return this thread's filesystem, and the path of the folder in it."""
         made = getattr(self._local, "made", None)
-        if made is None or made[0] != os.getpid():
-            # Connections and event loops do not work in a forked process.
-            if self._connection is not None:
-                filesystem, root = self._connection.connect()
-            else:
-                from fsspec.core import url_to_fs  # costs 0.2 s
-
-                options = {**_limits(self._scheme), **self._options}
-                filesystem, root = url_to_fs(self._folder, skip_instance_cache=True, **options)
-                if self._scheme in ("s3", "s3a"):
-                    leave_retries_to_botocore(filesystem)
-            made = self._local.made = (os.getpid(), filesystem, str(root).rstrip("/"))
+        if made is None or made[0] != os.getpid():  # connections and event loops do not work in a forked process
+            filesystem, root = self._connect() if self._connection is None else self._connection.connect()
+            made = self._local.made = (os.getpid(), filesystem, root.rstrip("/"))
         return made[1], made[2]
+
+    def _connect(self) -> tuple[Any, str]:
+        from fsspec.core import url_to_fs  # costs 0.2 s
+
+        options = self._options
+        if self._scheme in ("gcs", "gs"):
+            from aiohttp import ClientTimeout
+
+            # gcsfs limits the time of a whole file, however large, instead of the silence.
+            silence = ClientTimeout(total=None, sock_connect=_SILENT_SECONDS, sock_read=_SILENT_SECONDS)
+            options = {"requests_timeout": silence, **options}
+        filesystem, root = url_to_fs(self._folder, skip_instance_cache=True, **options)
+        if self._scheme in ("s3", "s3a"):
+            # botocore repeats a request, and so does this class: a third layer would wait 20 minutes for a server
+            # that hangs.
+            filesystem.retries = 1
+        return filesystem, str(root)
 
     def _do(self, verb: str, name: str | None, operation: Callable[[Any, str], T], local: str | None = None) -> T:
         """Run `operation(filesystem, path)`, with retries."""
@@ -430,8 +438,6 @@ class Storage:
         def put(filesystem: Any, path: str) -> None:
             if self._puts_whole:
                 write(filesystem, path)
-                if not self._is_object_store:
-                    check_size(size, int(filesystem.info(path)["size"]))
                 return
             folder, _, last = path.rpartition("/")
             temporary = f"{folder}/.{last}.{secrets.token_hex(4)}.saving"
@@ -474,34 +480,51 @@ def retrying(
         attempts: The maximum number of calls.
         backoff_seconds: The pause after the first attempt, which doubles after each; None: a second.
         reconnect: Called before the next attempt.
-        is_object_store: True for a method of an `ObjectStore`, which marks the errors after which to try again.
+        is_object_store: True for a method of an `ObjectStore`, which marks the errors after which to try again, and
+            whose other errors are raised as they are.
 
     Raises:
-        Exception: As `explain_error` returns it.
+        FileNotFoundError: The file is missing.
+        FileExistsError: It exists already.
+        UnreachableError: All attempts failed in a way that may be temporary.
+        StorageError: The store failed in another way.
+        Exception: What `attempt` raises, if that does not come from a store.
     """
-    may_pass = is_marked_transient if is_object_store else is_transient
     pause = _BACKOFF_SECONDS if backoff_seconds is None else backoff_seconds
-
-    @retry(_Again, attempts, pause, pause / 2)
-    def call() -> T:
+    for left in reversed(range(attempts)):
         try:
             return attempt()
         except Exception as error:
-            if not may_pass(error):
-                raise
-            reconnect()
-            raise _Again from error
-
-    try:
-        return call()
-    except Exception as raised:
-        error = raised.__cause__ if isinstance(raised, _Again) else raised
-        assert isinstance(error, Exception)
-        full = local is not None and is_missing_space(error)
-        better = explain_error(error, what, repr(local) if full else where, attempts, is_object_store)
-        if better is raised:
-            raise
-        raise better from error
+            marked = isinstance(error, ObjectStoreTransientError) and not isinstance(error, StorageError)
+            may_pass = marked if is_object_store else is_transient(error)
+            if may_pass and left:
+                reconnect()
+            elif isinstance(error, ComposerError) or (is_object_store and not marked):
+                raise  # it has been explained, or the object store has
+            else:
+                cause = str(error) or type(error).__name__
+                if isinstance(error, FileNotFoundError):
+                    text = f"Could not {what}: there is no such object, folder or bucket. ({cause})"
+                    raise FileNotFoundError(text) from error
+                if isinstance(error, FileExistsError):
+                    raise FileExistsError(f"Could not {what}: it exists already. ({cause})") from error
+                if not may_pass and not isinstance(error, OSError) and type(error).__module__ == "builtins":
+                    raise  # a mistake of a program
+                if _is_one_of(error, _REFUSALS):
+                    advice = "The store refuses it. Check the credentials, and that they allow it."
+                elif is_missing_space(error):
+                    advice = f"Free some space in {where if local is None else repr(local)}, and run again."
+                elif may_pass:
+                    advice = f"It was tried {attempts} times. Check the network and that the store runs, and run again."
+                else:
+                    advice = "Check the URI and the options of the store."
+                message = f"Could not {what}: {type(error).__name__}: {cause}. {advice}"
+                kind = UnreachableError if may_pass else StorageError
+                number = error.errno if isinstance(error, OSError) else None
+                raise (kind(message) if number is None else kind(number, message)) from error
+        time.sleep(pause)
+        pause *= 2
+    raise ValueError(f"`attempts` must be at least 1, got {attempts!r}.")
 
 
 def storage_of(uri: str | os.PathLike[str], **options: Any) -> Storage:
@@ -541,20 +564,18 @@ def _storage(uri: str, folder: str, inside: str) -> Storage:
     """Return the storage of the folder `folder`, which is `inside` the bucket of `uri`."""
     check_bucket(uri)
     scheme = parse_uri(uri)[0]
-    if scheme in _THROUGH_FSSPEC:
-        return direct_storage(folder)
-    try:
-        storages = import_module("composer.utils.object_store.storages")
-    except ModuleNotFoundError as error:
+    if scheme not in _THROUGH_FSSPEC:
+        for point in entry_points(group="composer.stores"):
+            storage: Storage | None = point.load()(uri, folder, inside)
+            if storage is not None:
+                return storage
         if scheme == "dbfs":
             raise ModuleNotFoundError(
                 f"{without_password(uri)} needs `composer-compat`, which is not installed. Run `pip install "
                 f"composer-compat`.",
                 name="composer-compat",
-            ) from error
-        return direct_storage(folder)
-    found: Storage | None = storages.storage_of_registered(uri, folder, inside)
-    return direct_storage(folder) if found is None else found
+            )
+    return direct_storage(folder)
 
 
 def check_bucket(uri: str) -> None:
@@ -674,54 +695,24 @@ def sftp_connection(
 def _google_through_s3(folder: str) -> Connection:
     """Return the connection to a folder of Google Cloud Storage with the key in `GCS_KEY` and `GCS_SECRET`."""
     check_installed("s3", f"gs://{folder}")
-    key, secret = os.environ["GCS_KEY"], os.environ["GCS_SECRET"]
-
-    def connect() -> tuple[Any, str]:
-        from s3fs import S3FileSystem
-
-        filesystem = S3FileSystem(
-            key=key,
-            secret=secret,
-            endpoint_url=os.environ.get("S3_ENDPOINT_URL") or _GOOGLE_S3,
-            client_kwargs={"region_name": "auto"},
-            # Google's servers do not know the checksums that newer clients add.
-            config_kwargs=dict.fromkeys(
-                ("request_checksum_calculation", "response_checksum_validation"), "when_required"
-            ),
-            skip_instance_cache=True,
-        )
-        leave_retries_to_botocore(filesystem)
-        return filesystem, folder.rstrip("/")
-
-    return Connection(connect)
-
-
-def _limits(scheme: str) -> dict[str, Any]:
-    """Return the options by which a client raises an error for a store that hangs, if its own limits are not usable."""
-    if scheme not in ("gcs", "gs"):
-        return {}
-    from aiohttp import ClientTimeout
-
-    # Its default limits the time of a whole file, however large, instead of the silence.
-    return {"requests_timeout": ClientTimeout(total=None, sock_connect=_SILENT_SECONDS, sock_read=_SILENT_SECONDS)}
-
-
-def leave_retries_to_botocore(filesystem: Any) -> None:
-    """Let a filesystem of s3fs make each request once.
-
-    botocore repeats it three to five times and a `Storage` three times: five times more in between would wait 20
-    minutes for a server that hangs.
-    """
-    filesystem.retries = 1
+    options = {
+        "key": os.environ["GCS_KEY"],
+        "secret": os.environ["GCS_SECRET"],
+        "endpoint_url": os.environ.get("S3_ENDPOINT_URL") or _GOOGLE_S3,
+        "client_kwargs": {"region_name": "auto"},
+        # Google's servers do not know the checksums that newer clients add.
+        "config_kwargs": dict.fromkeys(
+            ("request_checksum_calculation", "response_checksum_validation"), "when_required"
+        ),
+    }
+    return Connection(lambda: Storage(f"s3://{folder}", options)._connect())
 
 
 def _default_options(scheme: str) -> dict[str, Any]:
-    """Return the options that fsspec's filesystems lack: what they do not read from the environment, and retries."""
+    """Return what fsspec's filesystems do not read from the environment, and fewer retries."""
     result: dict[str, Any] = {}
     if scheme in ("s3", "s3a"):
-        result["config_kwargs"] = {
-            "retries": {"mode": "adaptive"}
-        }  # slower after an error, and three attempts, not five
+        result["config_kwargs"] = {"retries": {"mode": "adaptive"}}  # three attempts, not five, slower after an error
         if endpoint := os.environ.get("S3_ENDPOINT_URL"):
             result["endpoint_url"] = endpoint
         if access := os.environ.get("S3_CANNED_ACL"):
@@ -833,66 +824,17 @@ def showing_progress(progress: Progress, name: str) -> Iterator[Any]:
 
 _PERMANENT = (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError)
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-
-
-def _numbers(names: str) -> set[int]:
-    """Return the numbers of the system's errors with these names, as far as this system has them."""
-    return {getattr(errno, name) for name in names.split() if hasattr(errno, name)}
-
-
-_PERMANENT_NUMBERS = _NO_SPACE | _numbers(
-    "EROFS EINVAL ENAMETOOLONG ENOSYS EPERM EACCES ENOTEMPTY ELOOP EBADF EMSGSIZE EREMCHG EXDEV"
-)
+_PERMANENT_NUMBERS = _NO_SPACE | {errno.EROFS, errno.EINVAL, errno.ENAMETOOLONG, errno.ENOSYS, errno.ELOOP, errno.EXDEV}
 _PASSING_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})  # of HTTP
-_STATUS_NAMES = ("status", "status_code", "code")  # what clients call the status of an HTTP reply
-# Errors of the network or of this machine's disk, never of one file in a store.
-_ELSEWHERE = _NO_SPACE | _numbers(
-    "ECONNREFUSED EHOSTDOWN EHOSTUNREACH ENETDOWN ENETUNREACH ETIMEDOUT EROFS EACCES EPERM EMFILE"
-)
-
-# By name, because clients of stores are optional and are not imported here.
+# By name, because the clients of stores are optional and are not imported here.
 _REFUSALS = frozenset(
-    {
-        "azure.core.exceptions.ClientAuthenticationError",
-        "botocore.exceptions.NoCredentialsError",
-        "botocore.exceptions.PartialCredentialsError",
-        "google.auth.exceptions.DefaultCredentialsError",
-        "google.auth.exceptions.RefreshError",
-        "paramiko.ssh_exception.AuthenticationException",
-        "paramiko.ssh_exception.BadHostKeyException",
-    }
+    "PermissionError AuthenticationException BadHostKeyException ClientAuthenticationError DefaultCredentialsError "
+    "NoCredentialsError PartialCredentialsError RefreshError".split()
 )
 _PASSING = frozenset(
-    {
-        "aiohttp.client_exceptions.ClientConnectionError",
-        "aiohttp.client_exceptions.ClientPayloadError",
-        "asyncio.exceptions.TimeoutError",  # the builtin one since Python 3.11
-        "azure.core.exceptions.ServiceRequestError",
-        "azure.core.exceptions.ServiceResponseError",
-        "botocore.exceptions.ConnectionError",
-        "botocore.exceptions.HTTPClientError",
-        "botocore.exceptions.IncompleteReadError",
-        "botocore.parsers.ResponseParserError",
-        "concurrent.futures._base.TimeoutError",
-        "google.auth.exceptions.TransportError",
-        "http.client.HTTPException",
-        "paramiko.ssh_exception.SSHException",
-    }
-)
-_DOWN = frozenset(
-    {
-        "aiohttp.client_exceptions.ClientConnectorError",
-        "asyncio.exceptions.TimeoutError",
-        "azure.core.exceptions.ServiceRequestError",
-        "botocore.exceptions.ConnectTimeoutError",
-        "botocore.exceptions.EndpointConnectionError",
-        "botocore.exceptions.ReadTimeoutError",
-        "builtins.ConnectionRefusedError",
-        "builtins.TimeoutError",
-        "concurrent.futures._base.TimeoutError",
-        "google.auth.exceptions.TransportError",
-        "socket.gaierror",
-    }
+    "ClientConnectionError ClientPayloadError ConnectionError EOFError HTTPClientError HTTPException "
+    "IncompleteReadError ResponseParserError ServiceRequestError ServiceResponseError SSHException TimeoutError "
+    "TransportError".split()
 )
 
 
@@ -913,20 +855,16 @@ class UnreachableError(StorageError, ObjectStoreTransientError):
 
 
 def _is_one_of(error: BaseException, names: frozenset[str]) -> bool:
-    return any(f"{kind.__module__}.{kind.__qualname__}" in names for kind in type(error).__mro__)
+    return any(kind.__name__ in names for kind in type(error).__mro__)
 
 
 def _status(error: BaseException) -> int | None:
-    """Return the status of a failed HTTP request, if the error has one."""
-    result = [getattr(error, name, None) for name in _STATUS_NAMES]
+    """Return the status of a failed HTTP request, if the error has one; clients give it different names."""
+    result = [getattr(error, name, None) for name in ("status", "status_code", "code")]
     response = getattr(error, "response", None)
     if isinstance(response, dict):  # botocore's
         result.append(response.get("ResponseMetadata", {}).get("HTTPStatusCode"))
     return next((status for status in result if isinstance(status, int) and status >= 400), None)
-
-
-def _is_refusal(error: BaseException) -> bool:
-    return isinstance(error, PermissionError) or _is_one_of(error, _REFUSALS)
 
 
 def is_missing_space(error: BaseException) -> bool:
@@ -936,67 +874,11 @@ def is_missing_space(error: BaseException) -> bool:
 
 def is_transient(error: BaseException) -> bool:
     """Return True if the same request may succeed later: not if something is missing, refused or full."""
-    if isinstance(error, _PERMANENT) or _is_refusal(error):
+    if isinstance(error, _PERMANENT) or _is_one_of(error, _REFUSALS):
         return False
     status = _status(error)
     if status is not None:
         return status in _PASSING_STATUS
     if isinstance(error, OSError):
         return error.errno not in _PERMANENT_NUMBERS
-    return isinstance(error, EOFError) or _is_one_of(error, _PASSING)
-
-
-def is_marked_transient(error: BaseException) -> bool:
-    """Return True if an object store says that the request may succeed later, and has not retried it itself."""
-    return isinstance(error, ObjectStoreTransientError) and not isinstance(error, StorageError)
-
-
-def is_outage(error: BaseException) -> bool:
-    """Return True if a download failed because of the store or this machine, not because of the file."""
-    seen: BaseException | None = error
-    while seen is not None:
-        if _is_refusal(seen) or _is_one_of(seen, _DOWN) or getattr(seen, "errno", None) in _ELSEWHERE:
-            return True
-        if _status(seen) in _PASSING_STATUS:
-            return True
-        seen = seen.__cause__
-    return False
-
-
-def explain_error(error: Exception, what: str, where: str, attempts: int, is_object_store: bool = False) -> Exception:
-    """Return the error to raise for an error of a store's client.
-
-    Args:
-        error: The error that the client raised.
-        what: The operation, beginning with a verb.
-        where: The place that may be full.
-        attempts: The number of attempts.
-        is_object_store: True if a method of an `ObjectStore` raised it.
-
-    Returns:
-        A `StorageError`, or an `UnreachableError` if it may be temporary; for a missing or an existing file the builtin
-        error; `error` itself if it does not come from a store, or from an object store and is not temporary.
-    """
-    if isinstance(error, ComposerError) or (is_object_store and not is_marked_transient(error)):
-        return error  # it has been explained, or comes from an object store, which explains its own
-    may_pass = is_object_store or is_transient(error)
-    cause = str(error) or type(error).__name__
-    if isinstance(error, FileNotFoundError):
-        return FileNotFoundError(f"Could not {what}: there is no such object, folder or bucket. ({cause})")
-    if isinstance(error, FileExistsError):
-        return FileExistsError(f"Could not {what}: it exists already. ({cause})")
-    is_own = isinstance(error, (OSError, EOFError)) or may_pass
-    if not is_own and type(error).__module__ == "builtins":
-        return error
-    if _is_refusal(error):
-        advice = "The store refuses it. Check the credentials, and that they allow it."
-    elif is_missing_space(error):
-        advice = f"Free some space in {where}, and run again."
-    elif may_pass:
-        advice = f"It was tried {attempts} times. Check the network and that the store runs, and run again."
-    else:
-        advice = "Check the URI and the options of the store."
-    message = f"Could not {what}: {type(error).__name__}: {cause}. {advice}"
-    number = error.errno if isinstance(error, OSError) else None
-    kind = UnreachableError if may_pass else StorageError
-    return kind(message) if number is None else kind(number, message)
+    return _is_one_of(error, _PASSING)

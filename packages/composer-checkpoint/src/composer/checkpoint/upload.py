@@ -67,23 +67,27 @@ def upload_file(
     return storage.uri(source.name)
 
 
-def _running_future() -> Future[None]:
-    """Return a future that cannot be cancelled, because the file is uploaded in any case."""
-    future: Future[None] = Future()
-    future.set_running_or_notify_cancel()
-    return future
-
-
 @dataclass(frozen=True)
 class _Upload:
     number: int  # in the order of submission
     source: Path
-    held: Path  # a second name of the file
-    name: str
+    files: list[tuple[Path, str]]  # second names of the files to upload, in order, and their names in the store
     overwrite: bool
     link: tuple[str, str] | None
-    before: list[tuple[Path, str]]  # second names of files that are uploaded first, and their names
-    future: Future[None] = field(default_factory=_running_future)
+    future: Future[None] = field(default_factory=Future)
+
+    @property
+    def name(self) -> str:
+        """The name of the last file, which completes the upload."""
+        return self.files[-1][1]
+
+    def finish(self, failure: Exception | None) -> None:
+        """End the future, unless the upload has been given up meanwhile."""
+        with suppress(InvalidStateError):
+            if failure is None:
+                self.future.set_result(None)
+            else:
+                self.future.set_exception(failure)
 
 
 class Uploader:
@@ -134,7 +138,8 @@ class Uploader:
         self._active: dict[str, _Upload] = {}
         self._begun = 0.0  # when the last upload began
         self._submitted = 0
-        self._links: dict[str, tuple[threading.Lock, list[int]]] = {}  # the number of the newest, once it was begun
+        self._link_lock = threading.Lock()
+        self._newest: dict[str, int] = {}  # the number of the newest upload whose link was written, by its name
         self._failure: Exception | None = None  # the first one
         self._reported = False
         self._closed = False
@@ -183,20 +188,32 @@ class Uploader:
             FileNotFoundError: There is no such file.
             RuntimeError: The uploader is closed, or belongs to the process this one was forked from.
         """
-        self._check_usable()
+        if self._closed:
+            raise RuntimeError("The uploader is closed. Make a new one to upload more.")
+        self._check_process()
         self.storage.uri(name)  # refuses names that leave the folder
-        source = Path(source)
         # A folder of several files may be removed, so they are held next to it.
+        source = Path(source)
         folder = source.parent.parent if before else source.parent
-        held = _hold(source, folder)
-        first = [(_hold(file, folder), name) for file, name in before]
+        files = []
+        for file, file_name in (*before, (source, name)):
+            held = temporary_path(folder / file.name)
+            link_or_copy(file, held)
+            files.append((held, file_name))
         with self._changed:
             if not self.pending:
                 self._deadline.progressed()  # the last progress may be long ago
             self._submitted += 1
-            upload = _Upload(self._submitted, source, held, name, overwrite, link, first)
+            upload = _Upload(self._submitted, source, files, overwrite, link)
+            upload.future.set_running_or_notify_cancel()  # it cannot be cancelled, as the file is uploaded in any case
             self._waiting.append(upload)
-            self._start_threads()
+            if not self._threads:
+                call_at_exit(self._finish_at_exit)
+            number = len(self._threads)
+            if number < min(self._concurrent, len(self._waiting) + len(self._active)):
+                thread = threading.Thread(target=self._work, name=f"composer-upload-{number}", daemon=True)
+                self._threads.append(thread)
+                thread.start()
             self._changed.notify_all()
         return upload.future
 
@@ -231,69 +248,48 @@ class Uploader:
         if not self._reported:
             self.check()
 
-    def _check_usable(self) -> None:
-        if self._closed:
-            raise RuntimeError("The uploader is closed. Make a new one to upload more.")
+    def _check_process(self) -> None:
         if os.getpid() != self._process:
             raise RuntimeError("The uploader belongs to the process that this one was forked from. Make a new one.")
 
     def _join(self) -> None:
-        if os.getpid() != self._process:
-            self._check_usable()
-        if self._given_up:
-            return
+        """Wait until all uploads have ended, or give them up when the deadline is over."""
+        self._check_process()
         since = time.monotonic()
         with self._changed:
-            while self.pending:
-                left = min(self._seconds_left(since), since + self._limit - time.monotonic())
+            while not self._given_up and (pending := len(self.pending)):
+                left = self._deadline.left(since)
+                if left <= 0 and self._active and not (self.storage.reports_progress or self.failing):
+                    left = self._begun + _SILENT_SECONDS - time.monotonic()  # the store may be working
+                left = min(left, since + self._limit - time.monotonic())
                 if left <= 0:
                     break
-                pending = len(self.pending)
-                self._changed.wait_for(lambda: len(self.pending) < pending, left)  # noqa: B023 - called immediately
-            names = self.pending
-            if names or self._deadline.failing:
-                self._deadline.record_timeout(since)
-            if not names:
+                self._changed.wait_for(lambda: len(self.pending) < pending, left)
+            uploads = self._uploads()
+            if self._given_up or not (uploads or self.failing):
                 return
-            kept = self._give_up()
+            self._deadline.record_timeout(since)
+            if not uploads:
+                return
+            self._given_up, kept = True, list[str]()
+            for upload in uploads:
+                for held, name in upload.files:
+                    source = upload.source if name == upload.name else held
+                    if not source.exists():  # rotated out meanwhile
+                        with suppress(OSError):
+                            link_or_copy(held, source)
+                    kept.append(str(source))
+                upload.finish(TimeoutError(f"{upload.source} was not uploaded to {self._shown(upload)}."))
+            self._waiting.clear()
+        advice = ", or pass a larger `delivery_timeout`" if self._is_shared_deadline else ""
         text = (
             f"Uploads to {self.storage!r} have not ended in {self._deadline.timeout:g} seconds without progress: "
-            f"{', '.join(names)}. The local files are kept: {', '.join(kept)}. Check the network and that the store "
-            f"runs{', or pass a larger `delivery_timeout`' if self._is_shared_deadline else ''}."
+            f"{', '.join(upload.name for upload in uploads)}. The local files are kept: {', '.join(kept)}. Check the "
+            f"network and that the store runs{advice}."
         )
         log.error("%s", text)
         self._reported = True
         raise TimeoutError(text) from self._failure
-
-    def _seconds_left(self, since: float) -> float:
-        left = self._deadline.left(since)
-        if left <= 0 and self._active and not self.storage.reports_progress and not self._deadline.failing:
-            return self._begun + _SILENT_SECONDS - time.monotonic()  # the store may be working
-        return left
-
-    def _give_up(self) -> list[str]:
-        """Cancel all queued uploads, but keep the files."""
-        self._given_up = True
-        kept: list[str] = []
-        for upload in self._uploads():
-            for held, source in ((upload.held, upload.source), *((held, held) for held, _ in upload.before)):
-                if not source.exists():  # rotated out meanwhile
-                    with suppress(OSError):
-                        link_or_copy(held, source)
-                kept.append(str(source))
-            _finish(upload.future, TimeoutError(f"{upload.source} was not uploaded to {self._shown(upload)}."))
-        self._waiting.clear()
-        return kept
-
-    def _start_threads(self) -> None:
-        if not self._threads:
-            call_at_exit(self._finish_at_exit)
-        busy = len(self._waiting) + len(self._active)
-        if len(self._threads) < min(self._concurrent, busy):
-            number = len(self._threads)
-            thread = threading.Thread(target=self._work, name=f"composer-upload-{number}", daemon=True)
-            self._threads.append(thread)
-            thread.start()
 
     def _work(self) -> None:
         while True:
@@ -305,22 +301,20 @@ class Uploader:
                 self._waiting.remove(upload)
                 self._active[upload.name] = upload
                 self._begun = time.monotonic()
+            failure = None
             try:
                 self._perform(upload)
+                self._deadline.delivered()
             except Exception as error:  # noqa: BLE001 - raised by `check`, `wait` or `close`
                 log.warning("The upload of %s to %r failed: %s", upload.source, self.storage, error)
-                with self._changed:
-                    if self._failure is None:
-                        self._failure = error
                 self._deadline.failed()
-                _finish(upload.future, error)
-            else:
-                self._deadline.delivered()
-                _finish(upload.future, None)
+                failure = error
             finally:
-                for held in (upload.held, *(file for file, _ in upload.before)):
+                for held, _ in upload.files:
                     held.unlink(missing_ok=True)
                 with self._changed:
+                    self._failure = self._failure or failure
+                    upload.finish(failure)
                     del self._active[upload.name]
                     self._changed.notify_all()
 
@@ -334,26 +328,20 @@ class Uploader:
                 f"{self._shown(upload)} already exists, but overwrite was set to False. Pass `overwrite=True` "
                 f"(`save_overwrite=True` for the checkpoints of a Trainer) to replace it, or use another name."
             )
-        for file, name in upload.before:
-            self._send(file, name, self._progressed)
-        self._send(upload.held, upload.name, self._progressed)  # returns when the file is complete
+        for file, name in upload.files:
+            self._send(file, name, self._progressed)  # returns when the file is complete
         if upload.link is not None:
-            self._write_link(upload.number, *upload.link)
+            name, text = upload.link
+            with self._link_lock:
+                if upload.number > self._newest.get(name, 0):
+                    self._newest[name] = upload.number  # before writing, because a failed write may have arrived
+                    self.storage.write_text(name, text)
 
     def _progressed(self, done: int, size: int) -> None:
         if done > 0:
             self._deadline.progressed()
             with self._changed:
                 self._changed.notify_all()
-
-    def _write_link(self, number: int, name: str, text: str) -> None:
-        with self._changed:
-            lock, newest = self._links.setdefault(name, (threading.Lock(), [0]))
-        with lock:
-            if number < newest[0]:
-                return
-            newest[0] = number  # before writing, because a failed write may have arrived
-            self.storage.write_text(name, text)
 
     def _finish_at_exit(self) -> None:
         if os.getpid() != self._process:
@@ -369,18 +357,3 @@ class Uploader:
 
     def _shown(self, upload: _Upload) -> str:
         return without_password(self.storage.uri(upload.name))
-
-
-def _finish(future: Future[None], failure: Exception | None) -> None:
-    with suppress(InvalidStateError):  # it has been given up meanwhile
-        if failure is None:
-            future.set_result(None)
-        else:
-            future.set_exception(failure)
-
-
-def _hold(source: Path, folder: Path) -> Path:
-    """Make a hard link to a file in a folder; a copy if the file system has no hard links."""
-    held = temporary_path(folder / source.name)
-    link_or_copy(source, held)
-    return held
