@@ -254,7 +254,6 @@ def lint(session: nox.Session) -> None:
     session.run("ruff", "format", "--check", ".")
     session.run("python", "-m", "tools.check_style")
     session.run("python", "-m", "tools.metadata", "--check")
-    session.run("python", "-m", "tools.images", "--check")
     session.run("python", "-m", "tools.structure", "--packages")
 
 
@@ -265,7 +264,6 @@ def fix(session: nox.Session) -> None:
     session.run("ruff", "check", "--fix", ".", success_codes=[0, 1])  # what is left is for `lint` to report
     session.run("ruff", "format", ".")
     session.run("python", "-m", "tools.metadata")
-    session.run("python", "-m", "tools.images")
 
 
 @nox.session(tags=["ci"])

@@ -24,6 +24,7 @@ WORKSPACE = Workspace()
 _DOCUMENTS = ("README.md", "MIGRATING.md")
 READMES = [
     ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
     *sorted((ROOT / "tools" / "site" / "guides").glob("*.md")),
     *(
         package.path / name

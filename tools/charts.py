@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import matplotlib
@@ -29,11 +28,12 @@ from composer.algorithms.low_precision_layernorm import LPLayerNorm
 from composer.algorithms.schedule_free import ScheduleFreeSGD
 from composer.algorithms.weight_standardization import WeightStandardizer
 from composer.core import Engine, Event, State
+from composer.evidence import charts as evidence
 from composer.evidence.ledger import PUBLISHED, Ledger
 from composer.evidence.page import verdicts
-from composer.recipes import Metric
+from composer.recipes.charts import BLUE, GRAY, ORANGE, make_axes
 
-BLUE, ORANGE, GRAY, LIGHT, DARK = "#1f77b4", "#ff7f0e", "#b8bec6", "#eceff2", "#7d858f"
+LIGHT, DARK = "#eceff2", "#7d858f"
 VALLEY = torch.tensor([0.4, 1.0])  # curvatures of a loss of two weights
 
 
@@ -68,7 +68,7 @@ def ema() -> Figure:
         cf.compute_ema(weight, average, smoothing=2 ** (-1 / 10))
         weights.append(weight.weight.item())
         averages.append(average.weight.item())
-    figure, axes = _plot("batch", "one weight")
+    figure, axes = make_axes("batch", "one weight")
     axes.plot(weights, color=GRAY, linewidth=1, label="training weight")
     axes.plot(averages, color=BLUE, linewidth=2, label='average, half_life="10ba"')
     axes.legend(frameon=False, loc="lower right")
@@ -93,7 +93,7 @@ def swa() -> Figure:
             averaged.append(epoch + 1)
         if algorithm.swa_completed and not completed:
             replaced.append(epoch + 1)
-    figure, axes = _plot("epoch", "", height=1.7)
+    figure, axes = make_axes("epoch", height=1.7)
     axes.scatter(range(1, 21), [0] * 20, s=80, facecolors="white", edgecolors=GRAY, label="weights after an epoch")
     axes.scatter(averaged, [0] * len(averaged), s=80, color=BLUE, label="averaged")
     for epoch in replaced:
@@ -121,7 +121,7 @@ def layer_freezing() -> Figure:
         count, _ = cf.freeze_layers(model, optimizer, step / steps, freeze_start=0.4, freeze_level=1.0)
         for layer in range(count):
             frozen_at[layer] = min(frozen_at[layer], step / steps)
-    figure, axes = _plot("fraction of the run", "")
+    figure, axes = make_axes("fraction of the run", "")
     axes.barh(names, frozen_at, color=BLUE, height=0.6, label="trained")
     axes.barh(names, [1 - at for at in frozen_at], left=frozen_at, color=GRAY, height=0.6, label="frozen")
     axes.invert_yaxis()
@@ -137,7 +137,7 @@ def no_op_model() -> Figure:
         "callbacks and loop": (1, ORANGE),
         "model and optimizer": (6, GRAY),
     }
-    figure, axes = _plot("time of a step: an example", "", height=1.7)
+    figure, axes = make_axes("time of a step: an example", "", height=1.7)
     for row, kept in (("your model", 3), ("NoOpModel", 2)):
         start = 0
         for name, (width, color) in list(parts.items())[:kept]:
@@ -165,7 +165,7 @@ def seq_length_warmup() -> Figure:
         engine.run_event(Event.AFTER_DATALOADER)
         lengths.append(state.batch["input_ids"].shape[1])
         state.timestamp = state.timestamp.to_next_batch(samples=1)
-    figure, axes = _plot("batch", "tokens per sequence")
+    figure, axes = make_axes("batch", "tokens per sequence")
     axes.plot(lengths, color=BLUE, linewidth=2, drawstyle="steps-post")
     axes.set(ylim=(0, 1.05 * length), yticks=range(0, length + 1, 32))
     return figure
@@ -173,7 +173,7 @@ def seq_length_warmup() -> Figure:
 
 def batch_size_warmup() -> Figure:
     """Show the size of batches over the samples of a run."""
-    figure, axes = _plot("samples", "samples per batch")
+    figure, axes = make_axes("samples", "samples per batch")
     for shape, color in (("doubling", BLUE), ("linear", ORANGE)):
         drawn, sizes = [0], []
         while drawn[-1] < 10_000:
@@ -187,7 +187,7 @@ def batch_size_warmup() -> Figure:
 
 def logit_softcap() -> Figure:
     """Show capped logits as a function of the logits."""
-    figure, axes = _plot("logit", "capped logit")
+    figure, axes = make_axes("logit", "capped logit")
     logits = torch.linspace(-120, 120, 241)
     axes.plot(logits, logits, color=GRAY, linewidth=1, label="not capped")
     for cap, color in ((30.0, BLUE), (50.0, ORANGE)):
@@ -199,7 +199,7 @@ def logit_softcap() -> Figure:
 
 def stochastic_depth() -> Figure:
     """Show with which probability each block of a network is skipped."""
-    figure, axes = _plot("block", "probability to skip it")
+    figure, axes = make_axes("block", "probability to skip it")
     for distribution, color, marker in (("linear", BLUE, "o"), ("uniform", ORANGE, "s")):
         model: Any = torch.nn.Sequential(*(Bottleneck(64, 16) for _ in range(16)))
         cf.apply_stochastic_depth(model, "ResNetBottleneck", drop_rate=0.2, drop_distribution=distribution)
@@ -238,61 +238,17 @@ def schedules() -> Figure:
 
 def effects() -> Figure:
     """Show what the published ledger says of all methods on its first task: effects with their intervals."""
-    (task, _), entries = next(iter(verdicts([Ledger(PUBLISHED)]).items()))
-    shown = [entry for entry in entries if entry.get("comparison") is not None]
-    shown.sort(key=lambda entry: float(entry["comparison"]["effect"]))
-    metric = Metric(**shown[0]["metric"])
-    figure, axes = _plot(f"{metric.title} of {task}, difference to plain training", "", height=0.6 + 0.19 * len(shown))
-    colors = {"gain": BLUE, "loss": ORANGE}
-    for row, entry in enumerate(shown):
-        low, middle, high = (metric.scale * entry["comparison"][key] for key in ("low", "effect", "high"))
-        color = colors.get(entry["verdict"]["word"], GRAY)
-        axes.plot([low, high], [row, row], color=color, linewidth=2)
-        axes.plot(middle, row, marker="o", color=color)
-    axes.axvline(0, color="black", linewidth=0.8)
-    axes.set(yticks=range(len(shown)), yticklabels=[entry["method"] for entry in shown], ylim=(-0.7, len(shown) - 0.3))
-    return figure
+    entries = next(iter(verdicts([Ledger(PUBLISHED)]).values()))
+    return evidence.effects([entry for entry in entries if entry.get("comparison") is not None])
 
 
 def composing() -> Figure:
     """Show what the stack of each task of the published ledger buys: complete runs of each length, and plain's."""
-    ledger, stacks = Ledger(PUBLISHED), []
-    for (task, _), entries in verdicts([ledger]).items():
+    ledger, stacks = Ledger(PUBLISHED), list[dict[str, Any]]()
+    for entries in verdicts([ledger]).values():
         gains = (entry for entry in entries if "+" in entry["method"] and entry["verdict"]["word"] == "gain")
-        stacks += [(task, stack) for stack in itertools.islice(gains, 1)]
-    figure, axes = _row(len(stacks), height=2.9)
-    for axis, (task, stack) in zip([axes] if len(stacks) == 1 else axes, stacks, strict=True):
-        _ladders(axis, task, stack, ledger.entries("ladder", task)[-1])
-    return figure
-
-
-def _ladders(axes: Any, task: str, stack: Mapping[str, Any], plain: Mapping[str, Any]) -> None:
-    """Draw the complete runs of a stack and of plain training."""
-    reached, metric, full = stack["time_to_target"], Metric(**stack["metric"]), stack["steps"]
-    lines = {
-        "plain": (GRAY, [(rung["steps"] / full, rung["scores"]) for rung in plain["rungs"]]),
-        "stack": (BLUE, [(rung["time"], rung["scores"]) for rung in reached["rungs"]]),
-    }
-    for label, (color, rungs) in lines.items():
-        rungs.sort(key=lambda rung: rung[0])
-        scores = [metric.scale * torch.tensor([*values.values()]) for _, values in rungs]
-        times, means = [time for time, _ in rungs], [each.mean().item() for each in scores]
-        spread = [each.std().item() for each in scores]
-        axes.errorbar(times, means, spread, color=color, linewidth=2, marker="o", capsize=3, label=label)
-    target = metric.scale * sum(stack["control_scores"].values()) / len(stack["control_scores"])
-    ratio, up = reached["method"]["ratio"], metric.higher_is_better
-    axes.axhline(target, color="black", linewidth=0.8, linestyle=":")
-    axes.annotate(
-        f"after {ratio:.2f}",
-        (1.5, target),
-        (0, 4 if up else -10),
-        textcoords="offset points",
-        ha="right",
-    )
-    axes.set_title(f"{task}\n{textwrap.fill(' + '.join(stack['method'].split('+')), 32)}", fontsize=8)
-    axes.set(xlabel=f"time / plain's {full} steps")
-    axes.set_ylabel(f"{metric.title}, {metric.unit}" if metric.unit else metric.title)
-    axes.legend(frameon=False, loc="lower right" if up else "upper right")
+        stacks += itertools.islice(gains, 1)
+    return evidence.ladders(stacks, [ledger.entries("ladder", stack["task"])[-1] for stack in stacks])
 
 
 def label_smoothing() -> Figure:
@@ -316,7 +272,7 @@ def sam() -> Figure:
     sharp, flat = torch.exp(-((w - 1.2).div(0.14) ** 2)), torch.exp(-((w - 3.3).div(0.9) ** 2))
     loss = 1 + 0.02 * (w - 3) ** 2 - 0.85 * sharp - 0.75 * flat
     highest = torch.nn.functional.max_pool1d(loss[None], 2 * near + 1, 1, near)[0]
-    figure, axes = _plot("weight", "")
+    figure, axes = make_axes("weight", "")
     shown = [
         (loss, ORANGE, "loss", "sharp minimum"),
         (highest, BLUE, "highest loss nearby (minimized by SAM)", "flat minimum"),
@@ -353,7 +309,7 @@ def gradient_clipping() -> Figure:
         before.append(weight.grad.norm().item())
         cf.apply_gradient_clipping([weight], "norm", threshold)
         after.append(weight.grad.norm().item())
-    figure, axes = _plot("batch", "norm of the gradients")
+    figure, axes = make_axes("batch", "norm of the gradients")
     axes.plot(before, color=GRAY, linewidth=2, label="before")
     axes.plot(after, color=BLUE, linewidth=2, label="after")
     axes.axhline(threshold, color="black", linewidth=0.8, linestyle="--")
@@ -413,7 +369,7 @@ def selective_backprop() -> Figure:
         return outputs
 
     _, kept = cf.select_using_loss(losses, torch.arange(48), torch.nn.Identity(), loss, keep=0.5)
-    figure, axes = _plot("examples of a batch, by loss", "loss")
+    figure, axes = make_axes("examples of a batch, by loss", "loss")
     colors = [BLUE if example in kept else GRAY for example in range(48)]
     axes.bar(range(48), losses, color=colors)
     axes.bar(0, 0, color=BLUE, label="trained on (keep=0.5)")
@@ -493,7 +449,7 @@ def factorize() -> Figure:
     """Show a weight matrix and the two that replace it, to scale."""
     linear = torch.nn.Linear(512, 512)
     factorized = FactorizedLinear.from_linear(linear, latent_features=0.25)
-    figure, axes = _plot("", "", height=2.2)
+    figure, axes = make_axes(height=2.2)
     left = 0
     for layer, sign in ((linear, r"$\approx$"), (factorized.module0, r"$\times$"), (factorized.module1, "")):
         columns, rows = layer.weight.shape
@@ -531,7 +487,7 @@ def ghost_batchnorm() -> Figure:
 
 def gated_linear_units() -> Figure:
     """Show the feed-forward layer of BERT without and with a gate."""
-    figure, axes = _plot("", "", height=2.0)
+    figure, axes = make_axes(height=2.0)
     boxes: dict[str, Any] = {}  # drawn so far, by name
     layout = [  # name, text, place, color, the boxes that it feeds
         ("y", "linear", (3.2, 2), LIGHT, []), ("act", "GELU", (2, 2), LIGHT, ["y"]),
@@ -574,7 +530,7 @@ def qk_norm() -> Figure:
     tokens, dim = 64, 64
     x = torch.randn(tokens, dim)
     scales = torch.linspace(0.2, 4, 39)
-    figure, axes = _plot("factor on the weights of queries and keys", "largest score")
+    figure, axes = make_axes("factor on the weights of queries and keys", "largest score")
     for norms, color, label in ((False, ORANGE, "without QKNorm"), (True, BLUE, "QKNorm")):
         largest = []
         for scale in scales:
@@ -594,7 +550,7 @@ def qk_norm() -> Figure:
 
 def scale_schedule() -> Figure:
     """Show the learning rate of a run, and of the run scaled to half."""
-    figure, axes = _plot("epoch", "learning rate")
+    figure, axes = make_axes("epoch", "learning rate")
     for ratio, color, label in ((1.0, GRAY, "90 epochs"), (0.5, BLUE, "ratio=0.5")):
         optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
         scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [30, 60, 80], gamma=0.3)
@@ -656,7 +612,7 @@ def z_loss() -> Figure:
     shifts = torch.linspace(-60, 60, 121)
     entropy = torch.stack([torch.nn.functional.cross_entropy((logits + shift)[None], label) for shift in shifts])
     penalty = torch.stack([cf.compute_z_loss((logits + shift)[None], label, coefficient=1e-4) for shift in shifts])
-    figure, axes = _plot("log Z, as the same number is added to all logits", "loss")
+    figure, axes = make_axes("log Z, as the same number is added to all logits", "loss")
     axes.plot(shifts, entropy, color=GRAY, linewidth=2, label="cross-entropy")
     axes.plot(shifts, entropy + penalty, color=BLUE, linewidth=2, label="cross-entropy + z-loss")
     axes.set(ylim=0)
@@ -680,7 +636,7 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _bars(names: Sequence[str], groups: dict[str, torch.Tensor], ylabel: str, texts: bool = True) -> Figure:
     """Show groups of values, one of each group for each name."""
-    figure, axes = _plot("", ylabel)
+    figure, axes = make_axes("", ylabel)
     width, places = 0.8 / len(groups), torch.arange(len(names))
     for index, (label, values) in enumerate(groups.items()):
         color = (GRAY, BLUE, ORANGE)[index]
@@ -724,7 +680,7 @@ def _precisions(before: str, after: str, layer: torch.nn.Module) -> Figure:
     _, inputs, output = next(call for call in reversed(operators.calls) if "norm" in call[0])
     measured = [tensor.dtype for tensor in (*inputs[:2], output)]
     dtypes = {f"{before},\nautocast on GPUs": [torch.float32] * 3, after: measured}
-    figure, axes = _plot("", "", height=1.5)
+    figure, axes = make_axes(height=1.5)
     for row, kinds in enumerate(dtypes.values()):
         for column, dtype in enumerate((torch.bfloat16, *kinds)):
             fill, text = (ORANGE, "black") if dtype is torch.float32 else (BLUE, "white")
@@ -740,15 +696,8 @@ def _precisions(before: str, after: str, layer: torch.nn.Module) -> Figure:
 
 def _valley() -> tuple[Figure, Any]:
     """Return axes with the contours of the loss `(VALLEY * weights**2).sum() / 2` of two weights."""
-    figure, axes = _plot("one weight", "another weight", height=2.8)
+    figure, axes = make_axes("one weight", "another weight", height=2.8)
     x, y = torch.meshgrid(torch.linspace(-6, 5, 80), torch.linspace(-2.5, 3, 60), indexing="xy")
     axes.contour(x, y, VALLEY[0] * x**2 + VALLEY[1] * y**2, levels=[0.3, 1.2, 3, 6, 10], colors=GRAY, linewidths=0.5)
     axes.set(xticks=[], yticks=[], xlim=(-6, 5), ylim=(-2.5, 3))
-    return figure, axes
-
-
-def _plot(xlabel: str, ylabel: str, height: float = 2.4) -> tuple[Figure, Any]:
-    figure = Figure(figsize=(6.4, height), layout="constrained")
-    axes = figure.subplots()
-    axes.set(xlabel=xlabel, ylabel=ylabel)
     return figure, axes

@@ -1,4 +1,4 @@
-"""Write what the published ledger says of each method into its README, and the table of gains into that of Composer.
+"""Write what the published ledger says of each method into its README, and the gains into that of composer-evidence.
 
 python -m tools.measured
 
@@ -15,7 +15,7 @@ from typing import Any
 import composer.algorithms
 from composer.core import Algorithm
 from composer.evidence.ledger import PUBLISHED, Ledger
-from composer.evidence.page import cells, conditions, verdicts
+from composer.evidence.page import cells, conditions, markdown, verdicts
 from composer.evidence.study import AA
 from composer.evidence.task import load_task
 from tools.workspace import ROOT, Workspace
@@ -67,7 +67,7 @@ def documents(workspace: Workspace, ledger: Ledger) -> Iterator[tuple[Path, str]
             )
     text = _of_gains(tasks)
     if text:
-        yield ROOT / "README.md", text
+        yield workspace["composer-evidence"].path / "README.md", text
 
 
 def written(text: str, section: str) -> str:
@@ -94,7 +94,7 @@ def _of_method(method: str, tasks: Mapping[tuple[str, str], list[dict[str, Any]]
             if entry["method"] == method:
                 rows.append((task, *cells(entry)[1:]))
                 places.append(_about(task, [entry]))
-    return _table(("task", *_COLUMNS), rows) + "\n" + "\n\n".join(places) + "\n" if rows else ""
+    return markdown(("task", *_COLUMNS), rows) + "\n" + "\n\n".join(places) + "\n" if rows else ""
 
 
 def _without(method: str) -> str:
@@ -119,7 +119,7 @@ def _of_gains(tasks: Mapping[tuple[str, str], list[dict[str, Any]]]) -> str:
     others = ", ".join(f"{count} {word}" for count, word in zip(counts, _OTHERS.values(), strict=True) if count)
     places = [_about(task, entries) for (task, _), entries in tasks.items()]
     return (
-        _table(("task", "method", *_COLUMNS[1:]), rows)
+        markdown(("task", "method", *_COLUMNS[1:]), rows)
         + f"\nThe other rows: {others}. `composer-evidence table --published` prints all.\n\n"
         + "\n\n".join(places)
         + "\n"
@@ -136,12 +136,6 @@ _OTHERS = {
     "not judged": "not judged",
     "not applicable": "not applicable",
 }
-
-
-def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    lines = [f"| {' | '.join(row)} |" for row in (head, *rows)]
-    lines.insert(1, "|" + "---|" * len(head))
-    return "\n".join(lines) + "\n"
 
 
 def main() -> None:

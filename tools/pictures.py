@@ -11,9 +11,10 @@ from __future__ import annotations
 import argparse
 import io
 import math
+import sys
+import typing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import matplotlib
 import torch
@@ -24,20 +25,12 @@ from torchvision.transforms.functional import pil_to_tensor, to_pil_image
 from composer import functional as cf
 from composer.algorithms.blurpool import blur_2d
 from composer.algorithms.squeeze_excite import SqueezeExcite2d
+from composer.recipes.charts import STYLE, as_svg
 from tools import charts
 from tools.workspace import Workspace
 
 SIZE = 160  # pixels of a scene, along each side
 DPI = 100
-STYLE: Any = {
-    "font.family": ["DejaVu Sans", "sans-serif"],  # the first ships with matplotlib
-    "font.size": 9,
-    "axes.titlesize": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "svg.fonttype": "none",
-    "svg.hashsalt": "composer",
-}
 
 
 @dataclass(frozen=True)
@@ -227,71 +220,25 @@ def squeeze_excite() -> Figure:
     return panels(list(pairs), [f"channel {index + 1}, times {weight:.2f}" for index, weight in enumerate(weights)])
 
 
+_PACKAGES = {"composing": "composer-evidence", "effects": "composer-evidence", "schedules": "composer-optim"}
 PICTURES = {
-    "alibi": Picture("composer-alibi", "svg", charts.alibi),
-    "alternating_flip": Picture("composer-alternating-flip", "png", alternating_flip),
-    "augmix": Picture("composer-augmix", "png", augmix),
-    "batch_size_warmup": Picture("composer-batch-size-warmup", "svg", charts.batch_size_warmup),
-    "blurpool": Picture("composer-blurpool", "png", blurpool),
-    "channels_last": Picture("composer-channels-last", "svg", charts.channels_last),
-    "chunked_cross_entropy": Picture("composer-chunked-cross-entropy", "svg", charts.chunked_cross_entropy),
-    "colout": Picture("composer-colout", "png", colout),
-    "cutmix": Picture("composer-cutmix", "png", cutmix),
-    "cutout": Picture("composer-cutout", "png", cutout),
-    "distillation": Picture("composer-distillation", "svg", charts.distillation),
-    "composing": Picture("composer-evidence", "svg", charts.composing),
-    "effects": Picture("composer-evidence", "svg", charts.effects),
-    "ema": Picture("composer-ema", "svg", charts.ema),
-    "factorize": Picture("composer-factorize", "svg", charts.factorize),
-    "fused_layernorm": Picture("composer-fused-layernorm", "svg", charts.fused_layernorm),
-    "gated_linear_units": Picture("composer-gated-linear-units", "svg", charts.gated_linear_units),
-    "ghost_batchnorm": Picture("composer-ghost-batchnorm", "svg", charts.ghost_batchnorm),
-    "gradient_clipping": Picture("composer-gradient-clipping", "svg", charts.gradient_clipping),
-    "gyro_dropout": Picture("composer-gyro-dropout", "svg", charts.gyro_dropout),
-    "label_smoothing": Picture("composer-label-smoothing", "svg", charts.label_smoothing),
-    "lawa": Picture("composer-lawa", "svg", charts.lawa),
-    "layer_freezing": Picture("composer-layer-freezing", "svg", charts.layer_freezing),
-    "logit_softcap": Picture("composer-logit-softcap", "svg", charts.logit_softcap),
-    "low_precision_groupnorm": Picture("composer-low-precision-groupnorm", "svg", charts.low_precision_groupnorm),
-    "low_precision_layernorm": Picture("composer-low-precision-layernorm", "svg", charts.low_precision_layernorm),
-    "mixup": Picture("composer-mixup", "png", mixup),
-    "muon": Picture("composer-muon", "svg", charts.muon),
-    "no_op_model": Picture("composer-no-op-model", "svg", charts.no_op_model),
-    "progressive_resizing": Picture("composer-progressive-resizing", "png", progressive_resizing),
-    "qk_norm": Picture("composer-qk-norm", "svg", charts.qk_norm),
-    "randaugment": Picture("composer-randaugment", "png", randaugment),
-    "sam": Picture("composer-sam", "svg", charts.sam),
-    "scale_schedule": Picture("composer-scale-schedule", "svg", charts.scale_schedule),
-    "schedule_free": Picture("composer-schedule-free", "svg", charts.schedule_free),
-    "schedules": Picture("composer-optim", "svg", charts.schedules),
-    "selective_backprop": Picture("composer-selective-backprop", "svg", charts.selective_backprop),
-    "seq_length_warmup": Picture("composer-seq-length-warmup", "svg", charts.seq_length_warmup),
-    "sequence_packing": Picture("composer-sequence-packing", "svg", charts.sequence_packing),
-    "squeeze_excite": Picture("composer-squeeze-excite", "png", squeeze_excite),
-    "stochastic_depth": Picture("composer-stochastic-depth", "svg", charts.stochastic_depth),
-    "swa": Picture("composer-swa", "svg", charts.swa),
-    "test_time_augmentation": Picture("composer-test-time-augmentation", "png", test_time_augmentation),
-    "weight_standardization": Picture("composer-weight-standardization", "svg", charts.weight_standardization),
-    "whitening": Picture("composer-whitening", "svg", charts.whitening),
-    "z_loss": Picture("composer-z-loss", "svg", charts.z_loss),
+    name: Picture(_PACKAGES.get(name, f"composer-{name.replace('_', '-')}"), suffix, draw)
+    for module, suffix in ((charts, "svg"), (sys.modules[__name__], "png"))
+    for name, draw in sorted(vars(module).items())
+    if getattr(draw, "__module__", "") == module.__name__ and typing.get_type_hints(draw) == {"return": Figure}
 }
+"""By name: the functions without arguments that return a figure, curves in `charts` and images here."""
 
 
 def render(name: str) -> bytes:
     """Return the file of a picture, drawn with a fixed seed."""
     picture, file = PICTURES[name], io.BytesIO()
-    with (
-        torch.random.fork_rng(devices=[]),
-        matplotlib.rc_context(matplotlib.rcParamsDefault),
-        matplotlib.rc_context(STYLE),
-    ):
+    with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(6)
-        figure = picture.draw()
         if picture.suffix == "svg":
-            figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
-            lines = file.getvalue().decode().splitlines()
-            return "".join(f"{line.rstrip()}\n" for line in lines).encode()
-        figure.savefig(file, format="png", dpi=DPI)
+            return as_svg(picture.draw).encode()
+        with matplotlib.rc_context(matplotlib.rcParamsDefault), matplotlib.rc_context(STYLE):
+            picture.draw().savefig(file, format="png", dpi=DPI)
     image = Image.open(file).convert("RGB").quantize(160, dither=Image.Dither.NONE)
     small = io.BytesIO()
     image.save(small, format="png", optimize=True)

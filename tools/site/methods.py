@@ -26,6 +26,10 @@ against plain training that is tuned as well: [composer-evidence](packages/compo
 
 ## What was measured
 
+**The figures are being measured again**: plain training can be tuned further than the search did, step times were taken
+beside other programs, and intervals at equal time are too narrow. [What is wrong with
+them](packages/composer-evidence/README.md#what-the-ledger-says), in detail.
+
 Every effect is the difference to the strongest plain training that a search found. Methods without an effect and losses
 are part of the table.
 

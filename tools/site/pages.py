@@ -58,7 +58,8 @@ def places(workspace: Workspace) -> dict[Path, str]:
     found[guides / "how_it_works.md"] = "how_it_works.md"
     found |= {guides / f"{name}.md": f"guides/{name}.md" for name in _GUIDES}
     found |= {tutorials / f"{name}.ipynb": f"tutorials/{name}.md" for name in _TUTORIALS}
-    found |= {ROOT / ".github" / f"{name}.md": f"project/{name.lower()}.md" for name in ("CONTRIBUTING", "SECURITY")}
+    found[ROOT / "CONTRIBUTING.md"] = "project/contributing.md"
+    found[ROOT / ".github" / "SECURITY.md"] = "project/security.md"
     for package in workspace.packages.values():
         for name in _DOCUMENTS:
             if (package.path / name).is_file():

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from composer.evidence import steptime
-from composer.evidence.statistics import ALPHA, Rung, at_equal_time, compare, holm, judge, num_seeds, time_to_target
+from composer.evidence.statistics import ALPHA, Rung, at_equal_time, compare, holm, judge, time_to_target
 
 CONTROLS, RUNS, METHODS = 20, 10, 8
 
@@ -157,14 +157,6 @@ def test_scores_that_are_not_finite_or_too_few_are_refused() -> None:
         compare({0: 1.0}, {"a": {0: 1.0, 1: 2.0}}, higher_is_better=True)
     with pytest.raises(ValueError, match="common seeds"):
         compare({0: 1.0, 1: 2.0}, {"a": {5: 1.0, 6: 2.0}}, higher_is_better=True, same_runs=frozenset({"a"}))
-
-
-def test_the_number_of_seeds_finds_the_effect() -> None:
-    rng, n = np.random.default_rng(5), num_seeds(sd=1.0, effect=1.0, num_control=20)
-    found = [compare(draw(rng, 20), {"a": draw(rng, n, 1.0)}, higher_is_better=True)["a"].p < ALPHA for _ in range(500)]
-
-    assert np.mean(found) == pytest.approx(0.8, abs=0.06)  # three standard errors of 500 draws are 0.054
-    assert num_seeds(sd=1.0, effect=0.1, num_control=2) == 0
 
 
 def ladder(*means: float, times: tuple[float, ...] = (0.25, 0.5, 1.0), sd: float = 0.0) -> list[Rung]:

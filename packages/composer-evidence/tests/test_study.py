@@ -213,6 +213,8 @@ def test_tables_explanations_and_the_page_say_what_was_measured(
     assert "Welch's test" in explained
     assert "Holm's correction for the family EMA, Muon, A/A" in explained
     assert page.count("<svg") == 3
+    assert "fill: var(--ink)" in page  # the colors of the page, in its light and its dark mode
+    assert "#010101" not in page
     assert "<script" not in page
     assert "http://" not in page.replace("http://www.w3.org/2000/svg", "")
     assert "https://" not in page
@@ -430,7 +432,7 @@ def test_the_hash_of_a_task_has_what_its_functions_hold_and_is_the_same_in_every
 def test_the_recipe_has_the_settings_of_the_best_gain(tmp_path: Path) -> None:
     runner = Runner(TINY, tmp_path / "ledger", workers=2, say=lambda _: None)
     study = Study(runner, PLAN)
-    assert write_recipe(study, tmp_path) == []
+    assert write_recipe(study, tmp_path) is None
     entry = {
         "about": "confirmation", "task": "tiny", "task_hash": runner.task_hash, "method": "Muon", "variant": "adamw",
         "steps": 8, "settings": {"lr": 0.02}, "stack": [["Muon", {"momentum": 0.9}]], "verdict": {"word": "gain"},
@@ -439,7 +441,8 @@ def test_the_recipe_has_the_settings_of_the_best_gain(tmp_path: Path) -> None:
     }  # fmt: skip
     runner.ledger.add("entry", entry)
 
-    (path,) = write_recipe(study, tmp_path)
+    path = write_recipe(study, tmp_path)
+    assert path is not None
     assert "Muon on tiny: +50.00% in accuracy, n = 3 against 4, a CPU" in path.read_text()
     recipe = yaml.safe_load(path.read_text())
     assert recipe["algorithms"] == [{"Muon": {"momentum": 0.9}}]

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from composer.recipes import Metric
-from composer.recipes._parts import find_data
+from composer.recipes._recipe import find_data
 
 ACCURACY = Metric("MulticlassAccuracy", "accuracy", scale=100, unit="%", digits=2)
 LOSS = Metric("CrossEntropy", "cross entropy", higher_is_better=False)

@@ -251,7 +251,30 @@ def test_each_run_is_recorded_in_a_folder_of_its_own(tiny: Make, quiet: Runs, tm
         assert (20, 2) == (hyperparameters["data/batch_size"], hyperparameters["training/epochs"])
         keys = {key for record in records if record["type"] == "metrics" for key in record["values"]}
         assert {"loss/train/total", "metrics/test/MulticlassAccuracy", "lr-SGD/group0"} <= keys
-    assert [["MixUp", "mixed the images of 6 batches in pairs"]] == of["table"]["rows"]
+    described = "acted 6 times at before_forward, 6 times at before_loss"
+    assert [["MixUp", described]] == of["table"]["rows"]
+
+
+class Counter(Algorithm):
+    events = frozenset({Event.FIT_START, Event.BATCH_END})
+
+    def apply(self, event: Event, state: State, logger: Logger) -> None:
+        pass
+
+
+class Idle(Counter):
+    def match(self, event: Event, state: State) -> bool:
+        return False
+
+
+def test_the_calls_of_an_algorithm_are_counted_event_by_event(tiny: Make, one: Runs) -> None:
+    result = run(tiny(algorithms=(Counter(), Idle())), one)
+
+    actions = {"Counter": "acted 1 time at fit_start, 6 times at batch_end", "Idle": "did nothing"}
+    assert actions == result.runs[0].actions
+    assert all(name in result.plan for name in actions)
+    assert "logger" not in result.plan
+    assert "callback" not in result.plan
 
 
 def test_nothing_is_recorded_without_a_folder(tiny: Make, quiet: Runs, tmp_path: Path, monkeypatch: Any) -> None:
@@ -308,7 +331,7 @@ def test_an_interrupted_run_goes_on(tiny: Make, one: Runs, tmp_path: Path, eval_
 
     assert interruption.trained == [*range(6, 9), *range(9)]  # the rest of the first seed, the second one, and no more
     assert numbers(whole) == numbers(resumed) == numbers(again)
-    assert [each.actions for each in whole.runs] == [each.actions for each in resumed.runs]
+    assert [each.actions["MixUp"] for each in whole.runs] == [each.actions["MixUp"] for each in resumed.runs]
     for each in (*resumed.runs, *again.runs):
         assert len(each.tested_at) == len(whole.runs[0].tested_at)
         assert sorted(each.tested_at) == each.tested_at

@@ -9,9 +9,8 @@ import pytest
 
 from composer.report import Run, Series
 from composer.report._charts import epochs_at, mean_line
-from composer.report._groups import Group, group_runs, less_is_better, results, show_group
+from composer.report._groups import Group, families, group_runs, less_is_better, results, show_group
 from composer.report._html import Html, count, duration, el, json_script, number, size, text
-from composer.report._select import families
 
 
 def run_with(values: list[float], name: str = "metrics/eval/Accuracy", steps: Any = None, **fields: Any) -> Run:

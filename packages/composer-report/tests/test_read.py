@@ -18,9 +18,8 @@ from hypothesis import strategies as st
 
 from composer.core import Engine, State
 from composer.loggers import Logger, RunRecorder
-from composer.loggers.file_logger import FileLogger
 from composer.report import RunNotFoundError, find_runs, read_run
-from composer.report._attempts import read_attempts
+from composer.report._read import read_attempts
 from composer.testing import run_on_ranks
 
 Train = Callable[..., Path]
@@ -67,7 +66,7 @@ def test_a_run_of_the_trainer(trained: Path) -> None:
     run = read_run(trained / "long-1")
 
     assert (run.name, run.group, run.seed, run.status, run.error) == ("long-1", "long", 1, "finished", None)
-    assert (run.batches, run.epochs, run.max_duration, run.source) == (24, 3, "3ep", "recorder")
+    assert (run.batches, run.epochs, run.max_duration) == (24, 3, "3ep")
     assert run.started is not None
     assert abs(datetime.datetime.now(datetime.timezone.utc) - run.started) < datetime.timedelta(hours=1)
     assert run.metrics["loss/train/total"].steps.tolist() == list(range(24))
@@ -353,31 +352,3 @@ def test_tables_actions_and_texts(record: Any, tmp_path: Path) -> None:
         ("other", ("a", "b"), ((1, "NaN"),))
     ]
     assert found.texts == {"note": "hello"}
-
-
-def test_a_text_log_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
-    logger = FileLogger(str(tmp_path / "log/logs-rank0.txt"), capture_stdout=False, capture_stderr=False)
-    state = State(model=torch.nn.Linear(1, 1), max_duration="3ba", run_name="texts", dataloader=[None])
-    state.callbacks = [logger]
-    engine = Engine(state, Logger(state, [logger]))
-    engine.run_event("init")
-    engine.logger.log_hyperparameters({"lr": 0.1, "name": "x", "n": 3, "on": True})
-    for _ in range(3):
-        engine.logger.log_metrics({"loss/train/total": 0.5, "bad": math.nan, "note": "hello"})
-        engine.logger.log_traces({"algorithm_traces/MixUp/Event.BATCH_START": 1})
-        state.timestamp = state.timestamp.to_next_batch()
-    engine.logger.log_table(["a"], [[1]])
-    logger.write("[stderr]: ", "Traceback (most recent call last):\n  File\nRuntimeError: out of luck\n")
-    engine.close()
-    run = read_run(tmp_path / "log")
-
-    assert (run.source, run.name, run.status, run.error) == ("log", "log", "crashed", "RuntimeError: out of luck")
-    assert run.hyperparameters == {"lr": 0.1, "name": "x", "n": 3, "on": True}
-    assert run.metrics["loss/train/total"].steps.tolist() == [0, 1, 2]
-    assert np.isnan(run.metrics["bad"].values).all()
-    assert run.texts == {"note": "hello"}
-    assert [(a.name, [(act.event, act.spans) for act in a.acts]) for a in run.algorithms] == [
-        ("MixUp", [("batch_start", ((0, 2, 3),))])
-    ]
-    assert [table.rows for table in run.tables] == [((1,),)]
-    assert "Use `RunRecorder` to record more" in run.notes[0]

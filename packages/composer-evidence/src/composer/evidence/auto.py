@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from composer.evidence.statistics import Verdict
 from composer.evidence.study import Plan, Study
 from composer.evidence.task import Task, digest, load_task
 from composer.recipes import Metric
-from composer.recipes.cli import RECIPES
 
 _RESERVE = 0.25  # of the time, for confirmations and the stack
 _PLANS = (Plan(num_curves=2), Plan(num_tuning_seeds=1, num_stack_seeds=3, num_ladder_seeds=5, num_curves=1))
@@ -144,21 +142,26 @@ def _schedule(study: Study, methods: Sequence[str], hours: float, plan: Plan | N
     return schedule
 
 
-def write_recipe(study: Study, folder: Path) -> list[Path]:
-    """Write the best confirmed gain as `recipe.yaml`, and for `composer-train` if that knows data and algorithms.
+def write_recipe(study: Study, folder: Path) -> Path | None:
+    """Write the best confirmed gain as `recipe.yaml`.
 
     Args:
         study: The study.
         folder: The folder to write to.
 
     Returns:
-        The files; none if nothing pays.
+        The file; None if nothing pays.
     """
     gains = [entry for entry in study.verdicts().values() if entry["verdict"]["word"] == "gain"]
     paying = [entry for entry in gains if _value(entry) > 0]
     if not paying:
-        return []
+        return None
     best = max(paying, key=_value)
+    comparison, metric = best["comparison"], Metric(**best["metric"])
+    about = (
+        f"{best['method']} on {best['task']}: {show_effect(comparison, metric)[0]} in {metric.title}, n = "
+        f"{comparison['n']} against {comparison['n_control']}, {best['hardware']}"
+    )
     recipe = {
         "task": study.runner.reference,
         "variant": best["variant"],
@@ -167,15 +170,9 @@ def write_recipe(study: Study, folder: Path) -> list[Path]:
         "algorithms": [{name: arguments} for name, arguments in best["stack"]],
         "entry": best["id"],
     }
-    files = [folder / "recipe.yaml"]
-    write_atomically(files[0], f"# {_sentence(best)}\n{yaml.safe_dump(recipe, sort_keys=False)}")
-    options = _composer_train(study.task, best)
-    if options is not None:
-        files.append(folder / "composer-train.yaml")
-        name = study.task.recipe
-        text = yaml.safe_dump(options, sort_keys=False)
-        write_atomically(files[1], f"# composer-train {name} --config composer-train.yaml\n{text}")
-    return files
+    path = folder / "recipe.yaml"
+    write_atomically(path, f"# {about}\n{yaml.safe_dump(recipe, sort_keys=False)}")
+    return path
 
 
 def load_recipe(path: Path | str, teacher: torch.nn.Module | None = None) -> tuple[Any, list[Algorithm]]:
@@ -192,7 +189,8 @@ def load_recipe(path: Path | str, teacher: torch.nn.Module | None = None) -> tup
         TypeError: `teacher` is not a module.
         ValueError: `teacher` is missing, or the file names a variant or a setting that the task does not have.
     """
-    _check_teacher(teacher)
+    if teacher is not None and not isinstance(teacher, torch.nn.Module):
+        raise TypeError(f"`teacher` must be a `torch.nn.Module`, got {teacher!r:.100}. Pass a trained network.")
 
     def take_teacher() -> torch.nn.Module:
         if teacher is None:
@@ -210,11 +208,6 @@ def load_recipe(path: Path | str, teacher: torch.nn.Module | None = None) -> tup
     return training_beside(stack, replace(training, **recipe["training"])), make_algorithms(stack, take_teacher)
 
 
-def _check_teacher(teacher: Any) -> None:
-    if teacher is not None and not isinstance(teacher, torch.nn.Module):
-        raise TypeError(f"`teacher` must be a `torch.nn.Module`, got {teacher!r:.100}. Pass a trained network.")
-
-
 def _check_known(path: Path | str, entry: str, names: Sequence[Any], known: Sequence[str]) -> None:
     """Raise ValueError if an entry of the recipe has an unknown name."""
     unknown = [name for name in names if name not in known]
@@ -229,30 +222,3 @@ def _value(entry: dict[str, Any]) -> float:
     """Return the effect at equal time if it is known, otherwise at equal steps."""
     equal = entry.get("equal_time")
     return float(equal["effect"] if equal is not None else entry["comparison"]["effect"])
-
-
-def _sentence(entry: dict[str, Any]) -> str:
-    comparison, metric = entry["comparison"], Metric(**entry["metric"])
-    return (
-        f"{entry['method']} on {entry['task']}: {show_effect(comparison, metric)[0]} in {metric.title}, n = "
-        f"{comparison['n']} against {comparison['n_control']}, {entry['hardware']}"
-    )
-
-
-def _composer_train(task: Task, entry: dict[str, Any]) -> dict[str, Any] | None:
-    """Return options of `composer-train`; None if its recipe has another optimizer, or lacks an algorithm."""
-    if task.recipe not in RECIPES:
-        return None
-    recipe = import_module(f"composer.recipes.{task.recipe}").TASK
-    names = {algorithm.__name__: name for name, algorithm in recipe.algorithms.items()}
-    if type(recipe.training) is not type(task.variants[entry["variant"]].training):
-        return None
-    if any(name not in names for name, _ in entry["stack"]):
-        return None
-    options: dict[str, Any] = {**entry["settings"], "algorithms": [names[name] for name, _ in entry["stack"]]}
-    fitted = recipe.fitted(recipe.data)
-    for name, arguments in entry["stack"]:
-        own = {key: value for key, value in arguments.items() if key not in fitted.get(names[name], {})}
-        if own:
-            options[names[name]] = own
-    return options

@@ -204,8 +204,9 @@ def _stack(chosen: argparse.Namespace) -> None:
     study = _study(chosen, chosen.task)
     entries = study.stack(chosen.methods or None)
     print(explain(study.ledger, entries[-1]))
-    for file in write_recipe(study, chosen.out):
-        print(f"recipe: {file}")
+    path = write_recipe(study, chosen.out)
+    if path is not None:
+        print(f"recipe: {path}")
 
 
 def _run(chosen: argparse.Namespace) -> None:

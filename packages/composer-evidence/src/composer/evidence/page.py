@@ -9,7 +9,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from composer.evidence.charts import Dot, Row, curves, forest, scatter
+import numpy as np
+
+from composer.evidence.charts import costs, curves, effects, inline
 from composer.evidence.ledger import Ledger
 from composer.evidence.run import RunResult
 from composer.recipes import Metric
@@ -42,11 +44,15 @@ def table(ledgers: Iterable[Ledger]) -> str:
     """
     parts = []
     for (task, hash_), entries in verdicts(ledgers).items():
-        rows = [_HEAD, *(cells(entry) for entry in entries)]
-        lines = [f"| {' | '.join(row)} |" for row in rows]
-        lines.insert(1, "|" + "---|" * len(_HEAD))
-        parts.append(f"**{task}** ({hash_}). {conditions(entries)}\n\n" + "\n".join(lines))
-    return "\n\n".join(parts) or "The ledger has no measurements."
+        rows = markdown(_HEAD, [cells(entry) for entry in entries])
+        parts.append(f"**{task}** ({hash_}). {conditions(entries)}\n\n{rows}")
+    return "\n".join(parts).rstrip() or "The ledger has no measurements."
+
+
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table in Markdown."""
+    lines = [f"| {' | '.join(row)} |\n" for row in (head, *rows)]
+    return "".join([lines[0], f"|{'---|' * len(head)}\n", *lines[1:]])
 
 
 def explain(ledger: Ledger, entry: dict[str, Any]) -> str:
@@ -122,35 +128,21 @@ def write_page(ledgers: Sequence[Ledger], output: Path) -> Path:
 def _task_section(ledgers: Sequence[Ledger], task: str, hash_: str, entries: Sequence[dict[str, Any]]) -> Html:
     everything = [e for ledger in ledgers for e in ledger.entries(task=task) if e["task_hash"] == hash_]
     shown = [entry for entry in entries if entry.get("comparison") is not None]
-    metric = Metric(**entries[0]["metric"])
-    unit = f"{metric.title}, {metric.unit}" if metric.unit else metric.title
-    scale = metric.scale
+    timed = [entry for entry in shown if entry.get("step_time")]
+    lines, metric = _curves(ledgers, entries), Metric(**entries[0]["metric"])
     parts: list[Html | None] = [el("h2", task), el("p", conditions(entries), class_="small")]
-    if shown:
-        rows = []
-        for entry in shown:
-            c = entry["comparison"]
-            values = scale * c["effect"], scale * c["low"], scale * c["high"]
-            rows.append(Row(entry["method"], *values, entry["verdict"]["word"]))
-        parts.append(_figure("Effect at equal steps, 95 % intervals", forest(rows, unit)))
-    dots = [
-        Dot(e["method"], e["step_time"]["ratio"], scale * e["comparison"]["effect"], e["verdict"]["word"])
-        for e in shown
-        if e.get("step_time")
-    ]
-    if dots:
-        parts.append(_figure("Cost against gain", scatter(dots, unit)))
-    lines = _curves(ledgers, entries)
-    if lines:
-        parts.append(_figure("Learning curves on the validation part", curves(lines, metric.title)))
+    for title, data, draw in (
+        ("Effect at equal steps, 95 % intervals", shown, lambda: effects(shown)),
+        ("Cost against gain", timed, lambda: costs(timed)),
+        ("Learning curves on the validation part", lines, lambda: curves(entries, lines)),
+    ):
+        if data:
+            caption = el("figcaption", el("span", title, class_="title"))
+            parts.append(el("figure", caption, inline(draw, title), class_="wide"))
     parts.append(_table(_HEAD, [cells(entry) for entry in entries]))
     parts += [_saved(entries), _ladder(everything, metric), _stacks(everything, metric), _searches(everything, metric)]
     parts.append(_download(task, everything))
     return el("section", parts, id=f"{task}-{hash_}")
-
-
-def _figure(title: str, chart: Html) -> Html:
-    return el("figure", el("figcaption", el("span", title, class_="title")), chart, class_="wide")
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Html:
@@ -231,19 +223,16 @@ def _download(task: str, entries: Sequence[dict[str, Any]]) -> Html:
     return el("p", "Download ", link, class_="small")
 
 
-def _curves(ledgers: Sequence[Ledger], entries: Sequence[dict[str, Any]]) -> dict[str, list[list[tuple[int, float]]]]:
-    """Return the curves of the methods that have some, those with a verdict first, at most eight."""
+def _curves(ledgers: Sequence[Ledger], entries: Sequence[dict[str, Any]]) -> dict[str, np.ndarray]:
+    """Return steps and values of the curves by method, plain's first, for at most eight methods."""
     wanted = {run: entry["method"] for entry in entries for run in entry.get("curves", {}).get("method", ())}
     wanted |= {run: "plain" for entry in entries for run in entry.get("curves", {}).get("control", ())}
-    lines: dict[str, list[list[tuple[int, float]]]] = {}
-    for ledger in ledgers:
-        for line in ledger.lines("run"):
-            result = RunResult.from_json(line)
-            name = wanted.get(result.spec.id)
-            if name is not None and result.curve:
-                lines.setdefault(name, []).append([(int(step), float(value)) for step, value in result.curve])
-    first = {"plain": lines["plain"]} if "plain" in lines else {}
-    return dict(list({**first, **lines}.items())[:8])
+    runs = [RunResult.from_json(line) for ledger in ledgers for line in ledger.lines("run")]
+    lines: dict[str, list[Any]] = {"plain": []}
+    for result in runs:
+        if result.spec.id in wanted and result.curve:
+            lines.setdefault(wanted[result.spec.id], []).append(result.curve)
+    return {name: np.array(curves) for name, curves in list(lines.items())[:8] if curves}
 
 
 def cells(entry: dict[str, Any]) -> tuple[str, ...]:

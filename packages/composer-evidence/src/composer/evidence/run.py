@@ -13,12 +13,12 @@ import time
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
 from importlib.metadata import distributions
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -29,11 +29,12 @@ from composer.core import Algorithm, Callback, Engine, Evaluator, Event, State
 from composer.evidence.methods import make_algorithms, training_beside
 from composer.evidence.task import Part, Task, digest
 from composer.loggers import InMemoryLogger, Logger
-from composer.models import ComposerModel
-from composer.utils import get_device
-from composer.utils.reproducibility import seed_context
+from composer.recipes.runner import trainer_of_run
 
-_LABEL = "part"  # of the evaluator
+if TYPE_CHECKING:
+    from composer.trainer import Trainer
+
+_LABEL, _CURVE = "part", "curve"  # of the evaluators at the end and during the training
 _TEACHER_BUDGETS, _TEACHER_SEED = 4, 60_000  # `TEACHER` states the first
 # Averages that do not bring statistics of batch norm with them.
 _WITHOUT_STATISTICS = frozenset({"LAWA", "SWA", "ScheduleFree"})
@@ -57,7 +58,7 @@ class RunSpec:
         device: "cpu" or "gpu".
         precision: The numerical precision of the Trainer.
         threads: Threads of the process.
-        num_curve: Evaluations of the validation part during training, for a curve.
+        num_curve: Evaluations of the part during training, for a curve.
         eval_batches: Batches to evaluate; -1: all.
     """
 
@@ -101,7 +102,7 @@ class RunResult:
         train_seconds: CPU time of the training on one thread; on a GPU wall-clock time.
         seconds: Wall-clock time of the whole run.
         peak_bytes: Memory that the training added, at its peak.
-        curve: Pairs of a step and the metric on the validation part.
+        curve: Pairs of a step and the metric on the part.
         message: The error, or the warning that an algorithm changed nothing or is not intended for this use.
         environment: Versions, hardware and hash of the source.
     """
@@ -222,100 +223,79 @@ def execute(task: Task, data: Any, spec: RunSpec, folder: Path | None = None) ->
 
 
 def _train(task: Task, data: Any, spec: RunSpec, folder: Path | None) -> RunResult:
-    device, memory, sides = get_device(spec.device), InMemoryLogger(), SideAverages(spec.averages)
+    memory, sides = InMemoryLogger(), SideAverages(spec.averages)
+    others: dict[str, Any] = {"run_name": spec.id, "loggers": [memory], "callbacks": [sides] if spec.averages else []}
+    if spec.num_curve:
+        others |= {"eval_label": _CURVE, "eval_interval": f"{max(1, spec.steps // spec.num_curve)}ba"}
+    if task.checkpoint_interval is not None and folder is not None and not spec.averages:
+        others |= {
+            "save_folder": str(folder / spec.id),
+            "save_interval": task.checkpoint_interval,
+            "save_num_checkpoints_to_keep": 1,
+            "autoresume": True,
+        }
     algorithms = make_algorithms(spec.stack, partial(_teach, task, data, spec, folder))
-    with seed_context(spec.seed):
-        model = task.variants[spec.variant].model(data)
-        train, evaluated = data.loaders(spec.part, spec.seed, device)
-        others: dict[str, Any] = {}
-        if spec.num_curve:
-            held_out = evaluated if spec.part == "validation" else data.loaders("validation", spec.seed, device)[1]
-            others = {
-                "eval_dataloader": Evaluator(label="curve", dataloader=held_out),
-                "eval_interval": f"{max(1, spec.steps // spec.num_curve)}ba",
-            }
-        if task.checkpoint_interval is not None and folder is not None and not spec.averages:
-            others |= {
-                "save_folder": str(folder / spec.id),
-                "save_interval": task.checkpoint_interval,
-                "save_num_checkpoints_to_keep": 1,
-                "autoresume": True,
-            }
-        callbacks = [sides] if spec.averages else []
-        trainer = make_trainer(
-            task, spec, model, train, algorithms, run_name=spec.id, loggers=[memory], callbacks=callbacks, **others
-        )
+    with make_trainer(task, data, spec, algorithms, **others) as (trainer, train, evaluated):
         idle_bytes = _reset_peak(spec.device)
         begin = _clock(spec.device)
         trainer.fit()
         train_seconds = _clock(spec.device) - begin
         peak = max(0, _peak(spec.device) - idle_bytes)
         scores, metrics = _evaluate(trainer, task, spec, evaluated, train, sides)
-        trainer.close()
-    key = f"metrics/curve/{task.metric.key}"
-    points = [(int(at.batch), float(value)) for at, value in memory.data.get(key, [])]
+    logged = memory.data.get(f"metrics/{_CURVE}/{task.metric.key}", [])
+    points = [(int(at.batch), float(value)) for at, value in logged]
     finite = all(value is not None for value in scores.values())
     return RunResult(spec, "finished" if finite else "diverged", scores, metrics, train_seconds, 0.0, peak, points)
 
 
 def make_trainer(
-    task: Task, spec: RunSpec, model: ComposerModel, loader: Any, algorithms: Sequence[Algorithm], **others: Any
-) -> Any:
-    """Return the Trainer of a run.
+    task: Task, data: Any, spec: RunSpec, algorithms: Sequence[Algorithm], **others: Any
+) -> AbstractContextManager[tuple[Trainer, Any, Any]]:
+    """Return the context of a run, which has its Trainer and both loaders; see `trainer_of_run` of composer-recipes.
 
     Args:
         task: The task.
+        data: Its loaded data.
         spec: The run.
-        model: The network.
-        loader: The training data.
         algorithms: The algorithms of the run.
         **others: More arguments of the Trainer.
     """
-    from composer.trainer import Trainer  # imports torchmetrics, which takes seconds
-
-    training: Any = task.variants[spec.variant].training
-    training = training_beside(spec.stack, replace(training, **spec.settings) if spec.settings else training)
-    return Trainer(
-        model=model,
-        train_dataloader=loader,
-        max_duration=f"{spec.steps}ba",
-        algorithms=algorithms,
-        optimizers=training.optimizer(model),
-        schedulers=training.schedule(),
-        progress_bar=False,
-        device=get_device(spec.device),
-        precision=spec.precision,
+    variant = task.variants[spec.variant]
+    training: Any = variant.training
+    if spec.settings:
+        training = replace(training, **spec.settings)
+    return trainer_of_run(
+        partial(variant.model, data),
+        partial(data.loaders, spec.part, spec.seed),
+        training_beside(spec.stack, training),
+        num_batches=spec.steps,
         seed=spec.seed,
+        device=spec.device,
+        algorithms=algorithms,
+        precision=spec.precision,
         deterministic_mode=True,
         **others,
     )
 
 
-def _teach(task: Task, data: Any, spec: RunSpec, folder: Path | None) -> ComposerModel:
+def _teach(task: Task, data: Any, spec: RunSpec, folder: Path | None) -> torch.nn.Module:
     """Return the teacher of a run: its network, trained with the default settings of its variant.
 
     All runs of a ledger share one. The first trains it, and the others wait.
     """
-    own = replace(
-        RunSpec(
-            spec.task, spec.task_hash, "validation", spec.variant, _TEACHER_BUDGETS * task.steps, seed=_TEACHER_SEED
-        ),
-        device=spec.device,
-        precision=spec.precision,
-        threads=spec.threads,
-    )
-    device = get_device(spec.device)
-    with seed_context(own.seed):
-        model = task.variants[own.variant].model(data)
-        path = None if folder is None else folder / f"teacher-{own.id}.pt"
-        with _alone(path):
-            if path is None or not path.exists():
-                make_trainer(task, own, model, data.loaders(own.part, own.seed, device)[0], []).fit()
-                if path is not None:
-                    torch.save(model.state_dict(), path.with_suffix(".tmp"))
-                    os.replace(path.with_suffix(".tmp"), path)
-            else:
-                model.load_state_dict(torch.load(path, weights_only=True))
+    others: dict[str, Any] = {"device": spec.device, "precision": spec.precision, "threads": spec.threads}
+    steps = _TEACHER_BUDGETS * task.steps
+    own = RunSpec(spec.task, spec.task_hash, "validation", spec.variant, steps, seed=_TEACHER_SEED, **others)
+    path = None if folder is None else folder / f"teacher-{own.id}.pt"
+    with _alone(path), make_trainer(task, data, own, []) as (trainer, _, _):
+        model = trainer.state.model
+        if path is not None and path.exists():
+            model.load_state_dict(torch.load(path, weights_only=True))
+        else:
+            trainer.fit()
+            if path is not None:
+                with atomic_write(path) as temporary:
+                    torch.save(model.state_dict(), temporary)
     return model
 
 

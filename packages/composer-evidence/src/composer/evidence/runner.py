@@ -78,7 +78,8 @@ class Runner:
         self.task: Task = load_task(reference)
         self.data = self.task.data(data_folder)
         self.task_hash = self.task.hash(self.data)
-        self.workers = workers or len(self._gpus) or _cores()
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        self.workers = workers or len(self._gpus) or cores
         self.device, self.precision, self.shard, self.say = device, precision, shard, say
         self.ledger = Ledger(folder)
         self._known: dict[str, RunResult] = {}
@@ -117,10 +118,6 @@ class Runner:
                 f"`composer-evidence merge`, and repeat the command."
             )
         return [self._known[spec.id] for spec in specs]
-
-    def count_missing(self, specs: Sequence[RunSpec]) -> int:
-        """Return how many of some runs have no result yet."""
-        return len({spec.id for spec in specs if self._find(spec.id) is None})
 
     def elsewhere(self, folder: Path) -> Runner:
         """Return a runner of the same task with another ledger, so that all its runs are trained again."""
@@ -235,10 +232,6 @@ def visible_gpus() -> list[str]:
     named = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
     count = torch.cuda.device_count()
     return named[:count] if named else [str(index) for index in range(count)]
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _time(seconds: float) -> str:

@@ -197,27 +197,6 @@ def judge(screening: Comparison, confirmation: Comparison | None = None) -> Verd
     return Verdict("no effect found", f"{visible}; a first gain was not confirmed on fresh seeds")
 
 
-def num_seeds(sd: float, effect: float, num_control: int, family: int = 1) -> int:
-    """Return how many runs of a method find an effect with `POWER`; 0 if no number does with this control.
-
-    Args:
-        sd: Standard deviation of a score, the same for method and control.
-        effect: The effect to find.
-        num_control: Runs of the control.
-        family: Number of methods in the family.
-
-    Example:
-        >>> num_seeds(sd=1.0, effect=1.0, num_control=20)
-        15
-    """
-    for n in range(2, 10_000):
-        error = sd * math.sqrt(1 / n + 1 / num_control)
-        freedom = n + num_control - 2
-        if _visible(freedom, family) * error <= effect:
-            return n
-    return 0
-
-
 @dataclass(frozen=True)
 class Rung:
     """Complete runs of one length.

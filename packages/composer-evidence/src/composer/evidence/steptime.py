@@ -6,7 +6,9 @@ import json
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +20,6 @@ from composer.evidence.methods import make_algorithms
 from composer.evidence.run import RunSpec, hold_machine, make_trainer, write_atomically
 from composer.evidence.task import Task, load_task
 from composer.loggers import Logger
-from composer.models import ComposerModel
-from composer.utils import get_device
-from composer.utils.reproducibility import seed_context
 
 
 @dataclass(frozen=True)
@@ -127,28 +126,20 @@ def _interleave(
         finally:
             own.finish()
 
-    trainers = [_trainer(task, data, replace(spec, seed=seed), own) for spec, own in zip(specs, turns, strict=True)]
-    threads = [threading.Thread(target=fit, args=pair) for pair in zip(trainers, turns, strict=True)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for trainer in trainers:
-        trainer.close()
+    with ExitStack() as stack:
+        threads = []
+        for spec, own in zip(specs, turns, strict=True):
+            # An untrained teacher takes the same time.
+            algorithms = make_algorithms(spec.stack, partial(task.variants[spec.variant].model, data))
+            run = make_trainer(task, data, replace(spec, seed=seed), algorithms, callbacks=[own])
+            threads.append(threading.Thread(target=fit, args=(stack.enter_context(run)[0], own)))
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
     if problems:
         raise RuntimeError(f"A run whose time is measured failed: {problems[0]}") from problems[0]
     return np.array(turns[0].times), np.array(turns[1].times)
-
-
-def _trainer(task: Task, data: Any, spec: RunSpec, turns: Callback) -> Any:
-    def make_model() -> ComposerModel:
-        return task.variants[spec.variant].model(data)
-
-    with seed_context(spec.seed):
-        model = make_model()
-        algorithms = make_algorithms(spec.stack, make_model)  # an untrained teacher takes the same time
-        loader = data.loaders(spec.part, spec.seed, get_device(spec.device))[0]
-        return make_trainer(task, spec, model, loader, algorithms, callbacks=[turns])
 
 
 def _synchronize(state: State) -> None:

@@ -140,7 +140,8 @@ class Study:
         Args:
             fraction: The budget as a fraction of the full one.
         """
-        return self._best([self._tuned_variant(name, fraction) for name in self.task.variants])
+        sign = 1 if self._higher else -1
+        return max((self._tuned_variant(name, fraction) for name in self.task.variants), key=lambda p: sign * p.score)
 
     def first_run(self) -> RunResult:
         """Return the first run of the search at the full budget, which says how long a run takes."""
@@ -148,10 +149,6 @@ class Study:
         settings = {key: getattr(variant.training, key) for key in variant.grid}
         spec = self.runner.spec("validation", name, self.task.steps, settings=settings, seed=_TUNE)
         return self.runner.results([spec], f"{self.task.name}: first run")[0]
-
-    def _best(self, variants: Sequence[Plain]) -> Plain:
-        sign = 1 if self._higher else -1
-        return max(variants, key=lambda plain: sign * plain.score)
 
     def _tuned_variant(self, name: str, fraction: float) -> Plain:
         variant, steps = self.task.variants[name], self.task.steps_of(fraction)

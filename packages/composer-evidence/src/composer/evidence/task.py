@@ -146,7 +146,6 @@ class Task:
         data_hash: Checksum or version of the data, if `data` does not have a `digest`.
         checkpoint_interval: Save a checkpoint after this time, so that a killed run continues there; for runs of many
             minutes. None: a killed run starts again.
-        recipe: The recipe of `composer-train` for the same data and network, if there is one.
 
     Raises:
         ValueError: A number is out of range, or a name is unknown.
@@ -168,7 +167,6 @@ class Task:
     judges_regularizers: bool = True
     data_hash: str = ""
     checkpoint_interval: str | None = None
-    recipe: str | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ladder", tuple(sorted(self.ladder)))

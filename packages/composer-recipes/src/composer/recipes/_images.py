@@ -12,8 +12,7 @@ from torch import Tensor
 
 from composer.datasets import DeviceLoader, ImageTransform
 from composer.devices import Device
-from composer.recipes._hparams import check_at_least
-from composer.recipes._parts import Metric
+from composer.recipes._recipe import Metric, check_at_least
 from composer.utils import dist
 
 CLASSIFICATION = (

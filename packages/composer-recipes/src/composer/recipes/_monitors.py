@@ -43,14 +43,13 @@ class RunMemory(InMemoryLogger):
 
 
 class RunMonitor(LoggerDestination):
-    """Measure the training time without evaluations, and count passes and calls of algorithms.
+    """Measure the training time without evaluations, and count the calls of algorithms.
 
     It synchronizes with the device when it starts or stops the clock, so that the time covers all training work and
     nothing else. Its values are in the checkpoints of the run.
 
     Attributes:
         calls: Number of calls of each algorithm at each event: `calls[name][event]`.
-        passes: Number of forward and backward passes over a batch.
         train_seconds: Wall-clock time of training.
         tested_at: `train_seconds` at each evaluation.
         seconds_before: Wall-clock time of the run in earlier processes, until its checkpoint.
@@ -60,7 +59,6 @@ class RunMonitor(LoggerDestination):
 
     def __init__(self) -> None:
         self.calls: dict[str, Counter[Event]] = {}
-        self.passes = 0
         self.train_seconds = 0.0
         self.tested_at: list[float] = []
         self.seconds_before = 0.0
@@ -72,7 +70,6 @@ class RunMonitor(LoggerDestination):
         now = time.perf_counter()
         return {
             "calls": {name: {event.value: n for event, n in calls.items()} for name, calls in self.calls.items()},
-            "passes": self.passes,
             "train_seconds": self.train_seconds + (0.0 if self._started is None else now - self._started),
             "tested_at": list(self.tested_at),
             "seconds": self.seconds_before + now - self._began,
@@ -80,8 +77,8 @@ class RunMonitor(LoggerDestination):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.calls = {name: Counter({Event(e): n for e, n in calls.items()}) for name, calls in state["calls"].items()}
-        self.passes, self.train_seconds = state["passes"], state["train_seconds"]
-        self.tested_at, self.seconds_before = state["tested_at"], state["seconds"]
+        self.train_seconds, self.tested_at = state["train_seconds"], state["tested_at"]
+        self.seconds_before = state["seconds"]
 
     def fit_start(self, state: State, logger: Logger) -> None:
         if state.timestamp.batch_in_epoch.value:  # a resumed run does not restart its epoch
@@ -94,9 +91,6 @@ class RunMonitor(LoggerDestination):
 
     def epoch_start(self, state: State, logger: Logger) -> None:
         self._start(state)
-
-    def after_train_batch(self, state: State, logger: Logger) -> None:
-        self.passes += 1
 
     def epoch_end(self, state: State, logger: Logger) -> None:
         self._stop(state)

@@ -1,13 +1,26 @@
-"""Results of training recipes, and their comparison."""
+"""Results of recipes: their comparison, and its table, learning curves and JSON."""
 
 from __future__ import annotations
 
+import os
+import platform
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
 
-from composer.recipes._hparams import Recipe
-from composer.recipes._parts import Metric
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from rich.console import Console
+from rich.table import Table
+
+import composer
+from composer.recipes._recipe import Dataset, Metric, Recipe
+from composer.recipes.charts import draw_bands
+
+_VISIBLE_FROM = 0.25  # the fraction of the training after which all curves are inside of the plot
 
 
 @dataclass(frozen=True)
@@ -171,3 +184,166 @@ def _reached_for_good(run: Run, metric: Metric, goal: float) -> float | None:
 
 def _spread(values: Sequence[float]) -> float:
     return statistics.stdev(values) if len(values) > 1 else 0.0
+
+
+# ---- the report ----
+
+
+def print_report(results: Sequence[Result], console: Console) -> None:
+    """Print a table of the results, and what each algorithm did.
+
+    Args:
+        results: The results; all are compared with the first.
+        console: The console.
+    """
+    console.print(_table(results))
+    for result in results[1:]:
+        console.print(_verdict(results[0], result), highlight=False)
+    for result in results:
+        if result.recipe.algorithms:
+            first = result.runs[0]
+            console.print(f"\nWhen the algorithms of `{result.recipe.name}` act (engine.explain()):\n", highlight=False)
+            console.print(result.plan, highlight=False, soft_wrap=True)
+            console.print(f"\nWhat each of them did in the run from seed {first.seed}:\n", highlight=False)
+            width = max(map(len, first.actions))
+            for name, action in first.actions.items():
+                console.print(f"  {name:<{width}}  {action}", highlight=False, soft_wrap=True)
+
+
+def _table(results: Sequence[Result]) -> Table:
+    seeds = [run.seed for run in results[0].runs]
+    several = len(seeds) > 1
+    spread = "mean and standard deviation" if several else "one run"
+    table = Table(
+        title=f"At the end, {spread} over {len(seeds)} seed{'s' if several else ''}",
+        caption="Seconds and samples/s do not include evaluations.",
+    )
+    table.add_column("recipe")
+    metrics = results[0].recipe.metrics
+    for heading in (*(f"test {metric.title}" for metric in metrics), "seconds per run", "samples/s"):
+        table.add_column(heading, justify="right")
+    for result in results:
+        values = [metric.show(result.mean(metric), result.spread(metric) if several else None) for metric in metrics]
+        table.add_row(result.recipe.name, *values, f"{result.train_seconds:.1f}", f"{result.samples_per_second:,.0f}")
+    return table
+
+
+def _verdict(base: Result, other: Result) -> str:
+    """Return sentences that compare two results: final metrics, training times, and time to the same quality."""
+    metric, name, ratio = base.metric, other.recipe.name, other.train_seconds / base.train_seconds
+    values = f"test {metric.title} {metric.show(base.mean())} -> {metric.show(other.mean())}"
+    lines = [f"{base.recipe.name} -> {name}: {values}, in {ratio:.2f} times the training time."]
+    worse = [
+        f"{each.title} ({each.show(base.mean(each))} -> {each.show(other.mean(each))})"
+        for each in base.recipe.metrics[1:]
+        if not each.reaches(other.mean(each), base.mean(each))
+    ]
+    if worse:
+        lines.append(f"{name} is worse in test {', '.join(worse)}.")
+    time, noise = time_to_quality(base, other), noise_of_time_to_quality(base)
+    goal = f"the {metric.show(time.goal)} that {base.recipe.name} has at its end"
+    if time.mean is None:
+        lines.append(f"{len(time.reached)} of {len(time.ratios)} runs of {name} reached and kept {goal}.")
+    else:
+        several = f" +- {time.spread:.2f}" if len(time.ratios) > 1 else ""
+        lines.append(
+            f"{name} reached and kept {goal}, after {time.mean:.2f}{several} of the time of {base.recipe.name}."
+        )
+    if noise is not None:  # how much is chance
+        times = ", ".join("not at all" if each is None else f"{each:.2f}" for each in noise.ratios)
+        others = f"each run of {base.recipe.name} against the mean of its other seeds"
+        lines.append(f"For comparison, {others}: after {times} of its time.")
+    return "\n".join(lines)
+
+
+def draw_curves(results: Sequence[Result], title: str) -> Any:
+    """Plot each metric over the training time: the mean over the seeds, and the range.
+
+    Args:
+        results: The results.
+        title: The title of the figure.
+
+    Returns:
+        A `matplotlib.figure.Figure` without a window.
+    """
+    metrics = results[0].recipe.metrics
+    figure = Figure(figsize=(5.5 * len(metrics), 4.6), layout="constrained")
+    figure.suptitle(title, fontsize=13)
+    seeds = len(results[0].runs)
+    heading = f"at the end, mean of {seeds} seeds\n(band: lowest to highest)" if seeds > 1 else "at the end, one seed"
+    for metric, panel in zip(metrics, figure.subplots(1, len(metrics), squeeze=False)[0], strict=True):
+        curves = [metric.scale * np.array([run.scores[metric.key] for run in result.runs]) for result in results]
+        times = [np.mean([run.tested_at for run in result.runs], axis=0) for result in results]
+        labels = [f"{result.recipe.name}: {metric.show(result.mean(metric))}" for result in results]
+        draw_bands(panel, dict(zip(labels, zip(times, curves, strict=True), strict=True)))
+        unit = f" ({metric.unit})" if metric.unit else ""
+        panel.set(title=metric.title.capitalize(), xlabel="seconds of training", ylabel=f"test {metric.title}{unit}")
+        if metric.higher_is_better:
+            panel.set(ylim=(_y_limit(curves, np.min), None))
+        else:
+            panel.set(ylim=(None, _y_limit(curves, np.max)))
+        location = "lower right" if metric.higher_is_better else "upper right"
+        panel.legend(title=heading, loc=location, alignment="left")
+    return figure
+
+
+def _y_limit(curves: Sequence[np.ndarray], worst: Any) -> float:
+    """Return the worst value after the first part of the training, in which values are far off."""
+    return float(worst([worst(values[:, int(_VISIBLE_FROM * (values.shape[1] - 1)) :]) for values in curves]))
+
+
+def as_json(results: Sequence[Result], dataset: Dataset) -> dict[str, Any]:
+    """Return all results as values that JSON can represent.
+
+    Args:
+        results: The results; all are compared with the first.
+        dataset: The data.
+    """
+    noise = noise_of_time_to_quality(results[0])
+    return {
+        "data": dataset.facts(),
+        "machine": _machine(results[0]),
+        "recipes": [_result_as_json(result) for result in results],
+        "time_to_quality_of_other_seeds": None if noise is None else noise.ratios,
+        "time_to_quality": {
+            result.recipe.name: {"goal": time.goal, "mean": time.mean, "spread": time.spread, "ratios": time.ratios}
+            for result, time in ((result, time_to_quality(results[0], result)) for result in results[1:])
+        },
+    }
+
+
+def _result_as_json(result: Result) -> dict[str, Any]:
+    recipe = result.recipe
+    parts: list[Any] = [recipe.data, recipe.network, recipe.training]
+    values = {key: value for part in parts for key, value in asdict(part).items()}
+    return {
+        "name": recipe.name,
+        "algorithms": [_as_text(algorithm) for algorithm in recipe.algorithms],
+        "hyperparameters": {key: str(value) if isinstance(value, Path) else value for key, value in values.items()},
+        "num_parameters": result.num_parameters,
+        "summary": {
+            **{metric.key: {"mean": result.mean(metric), "spread": result.spread(metric)} for metric in recipe.metrics},
+            "train_seconds": result.train_seconds,
+            "samples_per_second": result.samples_per_second,
+        },
+        "runs": [asdict(run) for run in result.runs],
+        "plan": result.plan.splitlines(),
+    }
+
+
+def _as_text(algorithm: Any) -> str:
+    """Return the `repr` of an algorithm, or its class name if the `repr` is only an address."""
+    text = repr(algorithm)
+    return type(algorithm).__name__ if " object at 0x" in text else text
+
+
+def _machine(result: Result) -> dict[str, Any]:
+    return {
+        "device": torch.cuda.get_device_name() if result.device == "gpu" else result.device,
+        "cores": os.cpu_count(),
+        "threads": result.threads,
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "composer": composer.__version__,
+    }

@@ -12,10 +12,9 @@ from composer.algorithms.test_time_augmentation import TestTimeAugmentation
 from composer.algorithms.whitening import Whitening
 from composer.models import ComposerClassifier
 from composer.optim import ComposerScheduler, LinearScheduler
-from composer.recipes._hparams import Runs, check_at_least, check_training
 from composer.recipes._images import CLASSIFICATION, ImageSet
 from composer.recipes._networks import SpeedNet
-from composer.recipes._task import Task
+from composer.recipes._recipe import Runs, Task, check_at_least, check_training
 from composer.recipes._vision import ALGORITHMS
 from composer.recipes._vision import Cifar10 as Data
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from composer.recipes._cifar import Network, make_task
-from composer.recipes._hparams import SGD
+from composer.recipes._recipe import SGD
 from composer.recipes._vision import Cifar10 as Data
+from composer.recipes._vision import Network, make_task
 
 __all__ = ["TASK", "Data", "Network", "composed", "plain"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -18,10 +19,9 @@ from jsonargparse import ActionYesNo, ArgumentParser, Namespace
 from rich.console import Console
 
 from composer.core import Algorithm
-from composer.recipes._hparams import Recipe, Runs
-from composer.recipes._report import as_json, print_report, save_curves, write_json
-from composer.recipes._run import PROFILED, Comparison
-from composer.recipes._task import Task
+from composer.recipes._recipe import Recipe, Runs, Task
+from composer.recipes._results import as_json, draw_curves, print_report
+from composer.recipes.runner import PROFILED, Comparison
 from composer.utils import dist
 
 T = TypeVar("T")
@@ -95,8 +95,8 @@ def _run(task: Task, arguments: Sequence[str]) -> None:
         return
     print_report(results, console)
     curves, values, config = (out / name for name in ("curves.png", "results.json", "config.yaml"))
-    save_curves(results, dataset.describe(), curves)
-    write_json(values, as_json(results, dataset))
+    draw_curves(results, dataset.describe()).savefig(curves, dpi=150)
+    values.write_text(json.dumps(as_json(results, dataset), indent=2) + "\n", encoding="utf-8")
     config.write_text(parser.dump(options), encoding="utf-8")
     console.print(
         f"\nLearning curves: {curves}\nAll results: {values}\nThis recipe, for --config: {config}\n"

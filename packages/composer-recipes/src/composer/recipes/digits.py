@@ -17,10 +17,9 @@ from composer.algorithms.progressive_resizing import ProgressiveResizing
 from composer.algorithms.sam import SAM
 from composer.algorithms.weight_standardization import WeightStandardization
 from composer.models import ComposerClassifier
-from composer.recipes._hparams import AdamW, Runs, check_at_least
 from composer.recipes._images import CLASSIFICATION, Augmentation, ImageSet, check_samples, first
 from composer.recipes._networks import ResNet
-from composer.recipes._task import Task
+from composer.recipes._recipe import AdamW, Runs, Task, check_at_least
 
 _TRAIN, _TEST = 500, 797  # the first and the last images; those in between are for choosing hyperparameters
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from composer.models import ComposerClassifier
-from composer.recipes._hparams import AdamW, check_at_least
 from composer.recipes._images import CLASSIFICATION, ImageSet
 from composer.recipes._networks import ConvNet
-from composer.recipes._task import Task
+from composer.recipes._recipe import AdamW, Task, check_at_least
 from composer.recipes._vision import ALGORITHMS
 from composer.recipes._vision import FashionMNIST as Data
 

@@ -19,10 +19,8 @@ from composer.algorithms.scale_schedule import ScaleSchedule
 from composer.algorithms.weight_standardization import WeightStandardization
 from composer.datasets import load_fashion_mnist
 from composer.models import ComposerModel
-from composer.recipes._hparams import AdamW, check_at_least
 from composer.recipes._images import Augmentation, ImageSet, load_split
-from composer.recipes._parts import Metric, find_data
-from composer.recipes._task import Task
+from composer.recipes._recipe import AdamW, Metric, Task, check_at_least, find_data
 
 Norm: TypeAlias = Literal["batch", "group", "instance"]
 

@@ -18,10 +18,8 @@ from composer.algorithms.seq_length_warmup import SeqLengthWarmup
 from composer.datasets import CharTokenizer, build_text_dataloader
 from composer.devices import Device
 from composer.models import ComposerModel
-from composer.recipes._hparams import AdamW, check_at_least
 from composer.recipes._images import per_process
-from composer.recipes._parts import Metric, find_data
-from composer.recipes._task import Task
+from composer.recipes._recipe import AdamW, Metric, Task, check_at_least, find_data
 from composer.utils import dist
 
 _SOURCE = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"

@@ -1,7 +1,5 @@
 """Recorded training runs as one web page, and as Python objects."""
 
-from composer.report._find import RunNotFoundError as RunNotFoundError
-from composer.report._find import find_runs as find_runs
 from composer.report._model import Act as Act
 from composer.report._model import AlgorithmActions as AlgorithmActions
 from composer.report._model import Checkpoint as Checkpoint
@@ -13,6 +11,8 @@ from composer.report._model import Run as Run
 from composer.report._model import Series as Series
 from composer.report._model import Table as Table
 from composer.report._page import write_report as write_report
+from composer.report._read import RunNotFoundError as RunNotFoundError
+from composer.report._read import find_runs as find_runs
 from composer.report._read import read_run as read_run
 
 Deeds = AlgorithmActions

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from composer.report._charts import Chart, Charts, colored, group_names, mean_line
-from composer.report._groups import Group, less_is_better, results, show_group
+from composer.report._groups import Family, Group, less_is_better, results, show_group
 from composer.report._html import Html, broken, count, duration, el, number, text, utc
 from composer.report._model import Run
 from composer.report._sections import (
@@ -22,7 +22,6 @@ from composer.report._sections import (
     status_badge,
     table,
 )
-from composer.report._select import Family
 
 
 def runs_table(groups: Sequence[Group]) -> Html:
@@ -34,9 +33,8 @@ def runs_table(groups: Sequence[Group]) -> Html:
             folder = el("code", run.folder.name, class_="nowrap")
             cells: list[Any] = [name, folder, "" if run.seed is None else str(run.seed)]
             ended = text(status_badge(run), el("div", run.error, class_="small") if run.error else None)
-            timed = run.source == "recorder"
             started = el("span", utc(run.started), class_="nowrap")
-            cells += [ended, started, f"{run.batches:,}", duration(run.seconds) if timed else ""]
+            cells += [ended, started, f"{run.batches:,}", duration(run.seconds)]
             rows.append(cells)
     return table(["run", "folder", "seed", "outcome", "started", "batches", "took"], rows, numeric=2)
 
@@ -53,7 +51,7 @@ def results_comparison(groups: Sequence[Group], families: Sequence[Family]) -> H
             rows.append([el("code", broken(name)), *_unmarked(means, texts)])
         else:
             rows.append([el("code", broken(name)), *_marked(means, texts, less_is_better(name))])
-    took = [_mean([run.seconds for run in group.runs if run.source == "recorder"]) for group in groups]
+    took = [_mean([run.seconds for run in group.runs]) for group in groups]
     if any(math.isfinite(each) for each in took):
         rows.append(["duration", *_marked(took, [duration(t) if math.isfinite(t) else "" for t in took], True)])
     rates = [_mean([rate for run in group.runs if (rate := run_rate(run))]) for group in groups]
@@ -77,7 +75,7 @@ def _mean(values: Sequence[float]) -> float:
 def run_rate(run: Run) -> float | None:
     """Return batches per second of training time, or None if unknown."""
     seconds = run.seconds - sum(evaluation.duration for evaluation in run.evaluations)
-    return run.batches / seconds if run.source == "recorder" and seconds > 0 and run.batches else None
+    return run.batches / seconds if seconds > 0 and run.batches else None
 
 
 def _marked(values: Sequence[float], texts: Sequence[str], less: bool) -> list[Html]:

@@ -234,7 +234,6 @@ class Run:
         resumes: In order.
         epoch_starts: `(epoch, batch)` of each epoch that began.
         epoch_batches: Number of batches in an epoch. None: unknown.
-        source: "recorder", or "log" if read from the text of a `FileLogger`.
         notes: Remarks about the record, such as a damaged line.
     """
 
@@ -265,5 +264,4 @@ class Run:
     resumes: list[Resume] = field(default_factory=list)
     epoch_starts: list[tuple[int, int]] = field(default_factory=list)
     epoch_batches: int | None = None
-    source: str = "recorder"
     notes: list[str] = field(default_factory=list)

@@ -25,12 +25,10 @@ from composer.report._compare import (
     results_comparison,
     runs_table,
 )
-from composer.report._find import find_runs
-from composer.report._groups import Group, group_runs
+from composer.report._groups import Family, Group, families, group_runs
 from composer.report._html import Html, count, duration, el, json_script, text
 from composer.report._model import Run, Series
-from composer.report._read import read_run
-from composer.report._select import Family, families
+from composer.report._read import find_runs, read_run
 
 _RATE = "recorded batches per second"
 _RATE_POINTS = 60
@@ -190,7 +188,7 @@ def _single(run: Run, all_families: Sequence[Family], charts: Charts) -> list[Ht
 
 
 def _times(run: Run) -> Html | None:
-    if run.source != "recorder" or not run.batches:
+    if not run.batches:
         return None
     evaluating = sum(evaluation.duration for evaluation in run.evaluations)
     rows: list[list[Any]] = [["whole run", duration(run.seconds)]]
@@ -250,7 +248,7 @@ def _with_rate(run: Run) -> Run:
     """Return the run with batches per second from the times of its records, unless a `SpeedMonitor` logged them."""
     clock = run.metrics.get("time/batch") or run.metrics.get("loss/train/total")
     monitored = any(name.startswith("throughput/") for name in run.metrics)
-    if monitored or run.source != "recorder" or clock is None or len(clock.steps) < 4:
+    if monitored or clock is None or len(clock.steps) < 4:
         return run
     rate = _rate(run, clock)
     return run if rate is None else replace(run, metrics={**run.metrics, _RATE: rate})

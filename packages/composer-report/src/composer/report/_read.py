@@ -1,16 +1,20 @@
-"""Read a recorded run."""
+"""Find and read recorded runs: the attempts of a run, and the part of each that led to the current state."""
 
 from __future__ import annotations
 
 import datetime
+import json
+import math
 import os
+import re
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from composer.report._attempts import Attempt, current_attempts, read_attempts
-from composer.report._find import log_of, record_of, run_not_found
 from composer.report._model import (
     AlgorithmActions,
     Checkpoint,
@@ -19,16 +23,284 @@ from composer.report._model import (
     PlanEntry,
     Resume,
     Run,
+    Series,
     Table,
     act_of,
     append_spans,
 )
-from composer.report._model import Series as Series
-from composer.report._textlog import read_log
+
+_RECORD = re.compile(r"run-rank(\d+)\.jsonl")
+_DEPTH = 3  # levels of folders below the given one
+_MOST_FOLDERS = 2000
+SCHEMA = 1
+_NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+# ---- folders of runs ----
+
+
+class RunNotFoundError(FileNotFoundError):
+    """A folder has no recorded run."""
+
+
+def find_runs(folders: Iterable[str | os.PathLike[str]]) -> list[Path]:
+    """Return the folders of runs.
+
+    Args:
+        folders: Folders of runs, or folders that contain them, up to three levels down.
+
+    Raises:
+        RunNotFoundError: One of them has no run.
+    """
+    runs: list[Path] = []
+    for folder in map(Path, folders):
+        below = _find_below(folder)
+        if not below:
+            raise run_not_found(folder)
+        runs.extend(path for path in below if path not in runs)
+    return runs
+
+
+def _find_below(folder: Path) -> list[Path]:
+    if record_of(folder) is not None:
+        return [folder]
+    runs, level, visited = [], [folder], 0
+    for _ in range(_DEPTH):
+        level = [child for parent in level if parent.is_dir() for child in parent.iterdir() if child.is_dir()]
+        visited += len(level)
+        runs += [child for child in level if record_of(child) is not None]
+        if runs or visited > _MOST_FOLDERS:
+            break
+    return sorted(runs, key=_natural)
+
+
+def _natural(path: Path) -> list[tuple[int, str]]:
+    """Return a sort key: "seed10" after "seed2", and "0.01" before "0.1"."""
+    return [(int(part) if part.isdecimal() else 0, part) for part in re.split(r"([0-9]+)", str(path))]
+
+
+def record_of(folder: Path) -> Path | None:
+    """Return the record of the lowest rank, or None."""
+    if not folder.is_dir():
+        return None
+    ranks = {}
+    for path in folder.iterdir():
+        match = _RECORD.fullmatch(path.name)
+        if match and path.stat().st_size:
+            ranks[int(match[1])] = path
+    return ranks[min(ranks)] if ranks else None
+
+
+def run_not_found(folder: Path) -> RunNotFoundError:
+    """Return the error for a folder without a run."""
+    if not folder.exists():
+        reason = "it does not exist"
+    elif not folder.is_dir():
+        reason = "it is not a folder"
+    else:
+        reason = f"neither it nor its subfolders, up to {_DEPTH} levels down, have a `run-rank0.jsonl` with a run"
+    return RunNotFoundError(
+        f"{str(folder)!r} must be the folder of a run, but {reason}. To record a run, pass "
+        f"`loggers=[composer.loggers.RunRecorder('my-run')]` to the `Trainer`, or run `composer-train digits`."
+    )
+
+
+# ---- attempts ----
+
+
+@dataclass
+class Column:
+    """The values of one metric, and the index of the metrics line of each."""
+
+    lines: array[int] = field(default_factory=lambda: array("q"))
+    values: array[float] = field(default_factory=lambda: array("d"))
+
+    def select(self, mask: np.ndarray) -> Column:
+        """Return a column with the values of some lines; `mask` has one bool per line of metrics."""
+        lines, values = np.asarray(self.lines), np.asarray(self.values)
+        selected = mask[lines]
+        return Column(array("q", lines[selected].tobytes()), array("d", values[selected].tobytes()))
+
+
+@dataclass
+class Attempt:
+    """The records of one process, from "start" to "end" or until it was killed.
+
+    Attributes:
+        start: The record "start".
+        columns: Metrics by name.
+        steps: The step of each line of metrics.
+        epochs: The epoch of each line of metrics.
+        times: Seconds since the attempt began of each line of metrics.
+        records: All other records, in order.
+        marks: For each checkpoint mark, the numbers of lines of metrics and of records before it, and the seconds.
+        resume: The record "resume", if it resumed from a checkpoint.
+        seconds: The time of its last record.
+        offset: Seconds of the attempts before it.
+        cut: True if records after a checkpoint were removed.
+    """
+
+    start: dict[str, Any]
+    columns: dict[str, Column] = field(default_factory=dict)
+    steps: array[int] = field(default_factory=lambda: array("q"))
+    epochs: array[int] = field(default_factory=lambda: array("q"))
+    times: array[float] = field(default_factory=lambda: array("d"))
+    records: list[dict[str, Any]] = field(default_factory=list)
+    marks: dict[str, tuple[int, int, float]] = field(default_factory=dict)
+    resume: dict[str, Any] | None = None
+    seconds: float = 0.0
+    last_step: int = 0
+    offset: float = 0.0
+    cut: bool = False
+
+    def add(self, record: dict[str, Any]) -> None:
+        """Add a record."""
+        kind = record["type"]
+        self.seconds = max(self.seconds, float(record.get("seconds", 0.0)))
+        if kind == "metrics":
+            self._add_metrics(record)
+            return
+        if kind == "mark":
+            self.marks[record["mark"]] = (len(self.steps), len(self.records), float(record["seconds"]))
+        elif kind == "resume":
+            self.resume = record
+        self.records.append(record)
+
+    def _add_metrics(self, record: dict[str, Any]) -> None:
+        step, epoch, seconds = int(record["step"]), int(record["epoch"]), float(record["seconds"])
+        self.last_step = max(self.last_step, step)
+        columns, line = self.columns, len(self.steps)
+        self.steps.append(step)
+        self.epochs.append(epoch)
+        self.times.append(seconds)
+        for name, value in record["values"].items():
+            column = columns.get(name)
+            if column is None:
+                column = columns[name] = Column()
+            number = value if type(value) is float else _number(value)
+            column.lines.append(line)
+            column.values.append(number)
+        if "texts" in record:
+            self.records.append({"type": "texts", "values": record["texts"], "step": step, "seconds": seconds})
+
+    def up_to_mark(self, mark: str) -> Attempt:
+        """Return the part before a checkpoint."""
+        lines, count, seconds = self.marks[mark]
+        return self._cut(np.arange(len(self.steps)) < lines, self.records[:count], seconds)
+
+    def up_to_batch(self, batch: int) -> Attempt:
+        """Return the part before a batch, including the evaluations after that batch."""
+        mask = np.asarray(self.steps) < batch
+        records = [r for r in self.records if r.get("batch", r.get("step", 0)) <= batch and r["type"] != "actions"]
+        records += [_actions_before(r, batch) for r in self.records if r["type"] == "actions"]
+        return self._cut(mask, records, float(np.asarray(self.times)[mask].max(initial=0.0)))
+
+    def _cut(self, mask: np.ndarray, records: list[dict[str, Any]], seconds: float) -> Attempt:
+        """Return the attempt with some of its lines of metrics and records, without marks."""
+        columns = {name: column.select(mask) for name, column in self.columns.items()}
+        columns = {name: column for name, column in columns.items() if column.values}
+        return replace(self, columns=columns, records=records, marks={}, seconds=seconds, cut=True)
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, str):
+        return _NOT_FINITE[value]
+    try:
+        return float(value)
+    except OverflowError:  # an integer beyond the range of floats
+        return math.inf if value > 0 else -math.inf
+
+
+def _actions_before(record: dict[str, Any], batch: int) -> dict[str, Any]:
+    values = []
+    for act in record["values"]:
+        spans = [[first, min(last, batch), count] for first, last, count in act["spans"] if first < batch]
+        values.append({**act, "spans": spans, "count": sum(span[2] for span in spans)})
+    return {**record, "values": [act for act in values if act["spans"]]}
+
+
+def read_attempts(path: Path, notes: list[str]) -> list[Attempt]:
+    """Return the attempts in a file.
+
+    Args:
+        path: The file.
+        notes: Remarks about the file are appended here.
+
+    Raises:
+        ValueError: The file was written by a later release.
+    """
+    attempts: list[Attempt] = []
+    damaged = unknown = 0
+    with path.open("rb") as file:
+        for line in file:
+            try:
+                record = json.loads(line)
+                starts = record["type"] == "start"
+                if attempts and not starts:
+                    attempts[-1].add(record)
+            except (ValueError, KeyError, TypeError):
+                damaged += 1
+                continue
+            if starts:
+                _check_schema(record, path)
+                attempts.append(Attempt(record))
+            elif not attempts:
+                unknown += 1
+    if damaged:
+        subject = "line was" if damaged == 1 else "lines were"
+        notes.append(f"{damaged} {subject} damaged, such as by a process killed while writing, and left out.")
+    if unknown:
+        notes.append(f"{unknown} lines before the start of the record were left out.")
+    return attempts
+
+
+def _check_schema(record: dict[str, Any], path: Path) -> None:
+    if record.get("schema") != SCHEMA:
+        raise ValueError(
+            f"{str(path)!r} must be a record of schema {SCHEMA}, got {record.get('schema')!r}. It was written by "
+            f"another release of `composer-loggers`. Run `pip install --upgrade composer-report`."
+        )
+
+
+def current_attempts(attempts: list[Attempt], notes: list[str]) -> Iterable[Attempt]:
+    """Return the attempts that led to the current state, each without superseded records.
+
+    These are the last attempt and, if it resumed from a checkpoint, the part of an earlier one before that checkpoint,
+    and so on.
+
+    Args:
+        attempts: All attempts, oldest first; at least one.
+        notes: Remarks about the run are appended here.
+    """
+    index = len(attempts) - 1
+    chain = [attempts[index]]
+    while chain[0].resume is not None:
+        mark, batch = chain[0].resume.get("mark"), chain[0].resume["batch"]
+        saved_by = [i for i in range(index) if mark in attempts[i].marks]
+        if mark is not None and saved_by:
+            index = saved_by[-1]
+            chain.insert(0, attempts[index].up_to_mark(mark))
+        elif index > 0:
+            index -= 1
+            chain.insert(0, attempts[index].up_to_batch(batch))
+        else:
+            notes.append(f"The run resumed from batch {batch}; earlier batches were recorded elsewhere.")
+            break
+    if index > 0 and chain[0].resume is None:
+        subject = "attempt that was" if index == 1 else "attempts that were"
+        notes.append(f"The folder also has {index} earlier {subject} not resumed; the last one is shown.")
+    offset = 0.0
+    for attempt in chain:
+        attempt.offset = offset
+        offset += attempt.seconds
+    return chain
+
+
+# ---- a run ----
 
 
 def read_run(folder: str | os.PathLike[str]) -> Run:
-    """Read a run recorded by `RunRecorder`, or otherwise the log of a `FileLogger`.
+    """Read a run recorded by `RunRecorder`.
 
     If a run was resumed, values that the checkpoint does not include are left out.
 
@@ -54,14 +326,8 @@ def read_run(folder: str | os.PathLike[str]) -> Run:
         ('a', [0.5])
     """
     path = Path(folder).expanduser()
-    record = record_of(path)
-    if record is None:
-        log = log_of(path)
-        if log is None:
-            raise run_not_found(path)
-        return read_log(path, log)
-    notes: list[str] = []
-    attempts = read_attempts(record, notes)
+    record, notes = record_of(path), list[str]()
+    attempts = [] if record is None else read_attempts(record, notes)
     if not attempts:
         raise run_not_found(path)
     chain = list(current_attempts(attempts, notes))
@@ -99,8 +365,13 @@ class _Reader:
         start, final = self.chain[-1].start, self.chain[-1]
         hyperparameters = self._merged("hyperparameters")
         status, error = self._ending()
-        self._note_dropped()
-        epochs, batches = self._trained()
+        dropped = sum(record.get("dropped", 0) for record in self.all("end"))
+        if dropped:
+            self.notes.append(f"{dropped:,} records were dropped because the disk was too slow.")
+        # Without a recorded end, the run trained at least as far as metrics were logged.
+        times = [*self.all("epoch"), *self.all("fit_end"), *self.all("end")]
+        logged = 0 if self.all("end") else final.last_step
+        batches = max([logged, *(record["batch"] for record in times)])
         fit = self.last("fit_start")
         return Run(
             folder=self.folder,
@@ -112,7 +383,7 @@ class _Reader:
             status=status,
             error=error,
             batches=batches,
-            epochs=epochs,
+            epochs=max([record["epoch"] for record in times], default=0),
             max_duration=fit.get("max_duration"),
             environment=self.last("environment").get("values", {}),
             model=self.last("model").get("values", {}),
@@ -120,7 +391,9 @@ class _Reader:
             metrics=self._metrics(),
             texts=self._merged("texts"),
             arrays={record["name"]: np.array(record["values"], dtype=np.float64) for record in self.all("array")},
-            evaluations=[_evaluation(record) for record in self.all("evaluation")],
+            evaluations=[
+                Evaluation(*(record[field.name] for field in fields(Evaluation))) for record in self.all("evaluation")
+            ],
             plan=[PlanEntry(**row) for row in self.last("plan").get("rows", [])],
             algorithms=self._algorithms(hyperparameters),
             modules=[change for record in self.all("modules")[:1] for change in _module_changes(record)],
@@ -136,18 +409,6 @@ class _Reader:
     def _merged(self, kind: str) -> dict[str, Any]:
         """Return the values of all records of a type; later ones override earlier ones."""
         return {key: value for record in self.all(kind) for key, value in record["values"].items()}
-
-    def _note_dropped(self) -> None:
-        dropped = sum(record.get("dropped", 0) for record in self.all("end"))
-        if dropped:
-            self.notes.append(f"{dropped:,} records were dropped because the disk was too slow.")
-
-    def _trained(self) -> tuple[int, int]:
-        """Return finished epochs and trained batches; if no end was recorded, as far as metrics were logged."""
-        times = [*self.all("epoch"), *self.all("fit_end"), *self.all("end")]
-        logged = 0 if self.all("end") else self.chain[-1].last_step
-        batches = max([record["batch"] for record in times], default=0)
-        return max([record["epoch"] for record in times], default=0), max(batches, logged)
 
     def _ending(self) -> tuple[str, str | None]:
         end = [record for record in self.chain[-1].records if record["type"] == "end"]
@@ -234,10 +495,6 @@ def _module_changes(record: dict[str, Any]) -> list[ModuleChange]:
         )
         for kind in record["kinds"]
     ]
-
-
-def _evaluation(r: dict[str, Any]) -> Evaluation:
-    return Evaluation(r["label"], r["step"], r["seconds"], r["duration"], r["batches"], r["samples"])
 
 
 def _table(record: dict[str, Any]) -> Table:

@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 
 from composer.report._charts import SLOTS, Chart, Charts, Line, colored, epochs_at, packed
-from composer.report._groups import Group, less_is_better, results
+from composer.report._groups import Family, Group, less_is_better, results
 from composer.report._html import Html, broken, count, duration, el, number, size, text, utc
 from composer.report._model import AlgorithmActions, Run
-from composer.report._select import Family
 
 STATUS = {
     "finished": "finished",
@@ -62,8 +61,7 @@ def facts(run: Run) -> Html:
     device, environment = run.environment.get("device", {}), run.environment
     length = [count(run.batches, "batch")] + ([count(run.epochs, "epoch")] if run.epochs else [])
     items: list[tuple[str, Any]] = [("Outcome", [status_badge(run), el("code", run.error) if run.error else None])]
-    if run.source == "recorder":
-        items += [("Started", utc(run.started)), ("Took", duration(run.seconds))]
+    items += [("Started", utc(run.started)), ("Took", duration(run.seconds))]
     items.append(("Trained", ", ".join(length)))
     if device:
         ranks = environment.get("world_size", 1)

@@ -6,9 +6,9 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from composer.report._find import RunNotFoundError, find_runs
 from composer.report._html import count, size
 from composer.report._page import write_report
+from composer.report._read import RunNotFoundError, find_runs
 
 _DESCRIPTION = (
     "Write one HTML page about a recorded training run, or one that compares several. The page needs no network."

@@ -89,7 +89,6 @@ def digits() -> Task:
         variants={"adamw": replace(plain, grid={"lr": _ADAMW["lr"]})},
         steps=100,
         ladder=(0.5, 1.0),
-        recipe="digits",
         **_COMMON,
     )
 
@@ -105,7 +104,6 @@ def fashion_mnist() -> Task:
         steps=200,
         ladder=(0.25, 0.5, 0.75, 1.0, 1.5),
         judges_regularizers=False,
-        recipe="fashion_mnist",
         **_COMMON,
     )
 
@@ -120,7 +118,6 @@ def fashion_mnist_long() -> Task:
         variants=_variants(fashion_recipe.Network(width=8), lr=1e-2, sgd_lr=0.3),
         steps=1_950,
         ladder=(0.25, 0.5, 1.0),
-        recipe="fashion_mnist",
         **_COMMON,
     )
 

@@ -126,5 +126,4 @@ def shakespeare() -> Task:
         },
         grids={"BatchSizeWarmup": {"duration": Grid(("480sp", "960sp"))}},  # of 2,400 samples
         judges_regularizers=False,
-        recipe="tiny_lm",
     )

@@ -24,10 +24,8 @@ from composer.datasets import build_imagenet_dataloader
 from composer.devices import Device
 from composer.models import ComposerClassifier
 from composer.optim import ComposerScheduler, DecoupledSGDW
-from composer.recipes._hparams import Runs, check_at_least, check_training, warmup_and_cosine
 from composer.recipes._images import CLASSIFICATION, per_process
-from composer.recipes._parts import find_data
-from composer.recipes._task import Task
+from composer.recipes._recipe import Runs, Task, check_at_least, check_training, find_data, warmup_and_cosine
 from composer.utils import dist
 
 __all__ = ["STACKS", "TASK", "Data", "Network", "Photos", "Training", "composed", "plain"]

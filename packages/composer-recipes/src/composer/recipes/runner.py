@@ -1,4 +1,4 @@
-"""Training of recipes over several seeds."""
+"""The runner: one run from its seed, for recipes and for composer-evidence, and recipes over several seeds."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ import glob
 import hashlib
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from composer.callbacks import LRMonitor, MemoryMonitor, SpeedMonitor
-from composer.core import Callback, Evaluator
+from composer.core import Callback, Evaluator, Event
+from composer.devices import Device
 from composer.loggers.run_recorder import RunRecorder
-from composer.recipes._actions import FinishedRun, describe_actions
-from composer.recipes._hparams import Recipe, Runs
+from composer.models import ComposerModel
 from composer.recipes._monitors import RunMemory, RunMonitor, RunProgressBar, StopAfter
-from composer.recipes._parts import Dataset
+from composer.recipes._recipe import Dataset, Recipe, Runs
 from composer.recipes._results import Result, Run
 from composer.utils import dist, get_device
 from composer.utils.reproducibility import seed_context
@@ -34,6 +34,58 @@ _EVAL_LABEL = "test"
 _WARMUP_BATCHES = 2
 _PROFILE_WARMUP, _PROFILE_ACTIVE = 2, 4
 PROFILED = f"{_PROFILE_ACTIVE} batches after {_PROFILE_WARMUP} to warm up, and the evaluation"
+
+
+@contextmanager
+def trainer_of_run(
+    network: Callable[[], ComposerModel],
+    loaders: Callable[[Device], tuple[Any, Any]],
+    training: Any,
+    *,
+    num_batches: int,
+    seed: int,
+    device: str | None,
+    eval_label: str | None = None,
+    **others: Any,
+) -> Iterator[tuple[Trainer, Any, Any]]:
+    """Build network, data, optimizer and Trainer of one run, in which only the seed determines random numbers.
+
+    The global generators are seeded in the context, and restored after it. The Trainer is closed if no error is raised.
+
+    Args:
+        network: Returns a new network.
+        loaders: Returns the loader of the training samples, and that of the samples to evaluate, for a device.
+        training: An object with `optimizer(model)` and `schedule()`.
+        num_batches: The length of the run.
+        seed: The seed.
+        device: The device. None: a GPU if available, otherwise the CPU.
+        eval_label: Evaluate during the training, under this label. None: only the caller evaluates.
+        **others: More arguments of the Trainer.
+
+    Yields:
+        The Trainer and both loaders.
+    """
+    from composer.trainer import Trainer  # imports torchmetrics, which takes seconds
+
+    found = get_device(device)
+    with seed_context(seed):
+        model = network()
+        train, test = loaders(found)
+        if eval_label is not None:
+            others["eval_dataloader"] = Evaluator(label=eval_label, dataloader=test)
+        trainer = Trainer(
+            model=model,
+            train_dataloader=train,
+            max_duration=f"{num_batches}ba",  # in batches: with epochs, each would get its own progress bar
+            optimizers=training.optimizer(model),
+            schedulers=training.schedule(),
+            progress_bar=False,
+            device=found,
+            seed=seed,
+            **others,
+        )
+        yield trainer, train, test
+        trainer.close()
 
 
 def run(recipe: Recipe, runs: Runs | None = None) -> Result:
@@ -157,21 +209,17 @@ class _Session:
 
     def check(self) -> None:
         """Build a Trainer, which checks the arguments, and record facts about it."""
-        with seed_context(0):
-            trainer = self._trainer(0, self._num_batches(), [])
+        with self._trainer(0, self._num_batches(), []) as (trainer, _, _):
             plan = trainer.engine.explain()
             self.plan = str(type(plan)([row for row in plan if row.kind == "algorithm"]))
             self.device = trainer.state.device.name
             self.threads = torch.get_num_threads()
             self.num_parameters = sum(parameter.numel() for parameter in trainer.state.model.parameters())
-            trainer.close()
 
     def warm_up(self) -> None:
         """Train a few batches that do not count: the first ones load libraries and select kernels."""
-        with seed_context(0):
-            trainer = self._trainer(0, self._num_batches(), [], [StopAfter(_WARMUP_BATCHES)])
+        with self._trainer(0, self._num_batches(), [], [StopAfter(_WARMUP_BATCHES)]) as (trainer, _, _):
             trainer.fit()
-            trainer.close()
 
     def folder_of(self, seed: int) -> Path:
         """Return the folder of the record of a run."""
@@ -198,18 +246,17 @@ class _Session:
                 monitors.append(MemoryMonitor())
             loggers.append(RunRecorder(self.folder_of(seed), group=self.recipe.name))
         began = time.perf_counter()
-        with seed_context(seed):
-            trainer = self._trainer(seed, self._num_batches(), loggers, monitors, saving=self._saving(seed))
+        options = self._saving(seed)
+        with self._trainer(seed, self._num_batches(), loggers, monitors, **options) as (trainer, _, _):
             if recorded:
                 trainer.logger.log_hyperparameters(_hyperparameters(self.recipe))
             trainer.fit()
-        seconds = monitor.seconds_before + time.perf_counter() - began
-        finished = FinishedRun(trainer.state, memory, monitor)
-        actions = {type(each).__name__: describe_actions(each, finished) for each in trainer.state.algorithms}
-        if recorded and actions:
-            rows = [list(item) for item in actions.items()]
-            trainer.logger.log_table(["algorithm", "description"], rows, name="algorithms")
-        trainer.close()
+            seconds = monitor.seconds_before + time.perf_counter() - began
+            names = dict.fromkeys(type(each).__name__ for each in trainer.state.algorithms)
+            actions = {name: _describe(monitor.calls.get(name, {})) for name in names}
+            if recorded and actions:
+                rows = [list(item) for item in actions.items()]
+                trainer.logger.log_table(["algorithm", "description"], rows, name="algorithms")
         scores = {each.key: memory.series(f"metrics/{_EVAL_LABEL}/{each.key}") for each in self.recipe.metrics}
         samples = trainer.state.timestamp.sample.value
         return Run(seed, scores, monitor.tested_at, monitor.train_seconds, seconds, samples, actions)
@@ -229,13 +276,11 @@ class _Session:
             torch_prof_overwrite=True,
             torch_prof_record_shapes=True,
         )
-        seed = self.settings.seed
-        with seed_context(seed):
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "The profiler is enabled")  # intended, and no times are compared here
-                trainer = self._trainer(seed, self._batches_per_epoch(), [], profiler=profiler)
-            trainer.fit()
-            trainer.close()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The profiler is enabled")  # intended, and no times are compared here
+            batches = self._batches_per_epoch()
+            with self._trainer(self.settings.seed, batches, [], profiler=profiler) as (trainer, _, _):
+                trainer.fit()
         return folder / "merged_trace.json"
 
     def _saving(self, seed: int) -> dict[str, Any]:
@@ -260,44 +305,38 @@ class _Session:
         return self.dataset.num_train // self.dataset.batch_size
 
     def _trainer(
-        self,
-        seed: int,
-        num_batches: int,
-        loggers: list[Any],
-        monitors: Sequence[Callback] = (),
-        profiler: Any = None,
-        saving: Mapping[str, Any] = MappingProxyType({}),
-    ) -> Trainer:
-        """Return a Trainer in which only the seed determines random numbers. Call it under its `seed_context`."""
-        from composer.trainer import Trainer  # imports torchmetrics, which takes seconds
-
+        self, seed: int, num_batches: int, loggers: list[Any], monitors: Sequence[Callback] = (), **others: Any
+    ) -> AbstractContextManager[tuple[Trainer, Any, Any]]:
+        """Return the context of a run; `others` are arguments of the Trainer."""
         recipe, settings = self.recipe, self.settings
-        device = get_device(settings.device)
-        model = recipe.network.build(self.dataset)
-        train, test = self.dataset.loaders(seed, device)
-        return Trainer(
-            model=model,
-            train_dataloader=train,
+        return trainer_of_run(
+            partial(recipe.network.build, self.dataset),
+            partial(self.dataset.loaders, seed),
+            recipe.training,
+            num_batches=num_batches,
+            seed=seed,
+            device=settings.device,
+            eval_label=_EVAL_LABEL,
             train_dataloader_label=f"{recipe.name:<{self.width}} seed {seed}",
-            eval_dataloader=Evaluator(label=_EVAL_LABEL, dataloader=test),
             run_name=f"{recipe.name}-seed{seed}",
-            max_duration=f"{num_batches}ba",  # in batches: with epochs, each would get its own progress bar
             algorithms=copy.deepcopy(list(recipe.algorithms)),
-            optimizers=recipe.training.optimizer(model),
-            schedulers=recipe.training.schedule(),
             eval_interval=settings.eval_interval,
             loggers=loggers,
             callbacks=list(monitors),
-            profiler=profiler,
-            progress_bar=False,
-            device=device,
             precision=settings.precision,
-            seed=seed,
             deterministic_mode=settings.deterministic,
             compile_config=None if settings.compile is None else {},
             compile_step=settings.compile == "step",
-            **saving,
+            **others,
         )
+
+
+def _describe(calls: Mapping[Event, int]) -> str:
+    """Return what an algorithm did, without a subject."""
+    if not calls:
+        return "did nothing"
+    counts = (f"{count:,} time{'' if count == 1 else 's'} at {event.value}" for event, count in calls.items())
+    return f"acted {', '.join(counts)}"
 
 
 def _hyperparameters(recipe: Recipe) -> dict[str, Any]:
