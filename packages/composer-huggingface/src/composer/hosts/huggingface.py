@@ -141,6 +141,8 @@ class ComposerMixin(_Trainer):  # type: ignore[misc]  # mypy skips transformers,
         Time(3, TimeUnit.EPOCH)
     """
 
+    optimizer: Any  # of transformers' Trainer
+
     def __init__(
         self,
         *args: Any,
@@ -179,7 +181,7 @@ class ComposerMixin(_Trainer):  # type: ignore[misc]  # mypy skips transformers,
         """Train with the algorithms; after an exception the model has the weights of training."""
         hooks, folder = self._composer, resume_from_checkpoint
         if folder is True:
-            folder = get_last_checkpoint(self.args.output_dir)  # type: ignore[no-untyped-call]
+            folder = get_last_checkpoint(self.args.output_dir)
         hooks.checkpoint, hooks.is_resumed = Path(folder) if folder else None, False
         try:
             return super().train(resume_from_checkpoint, *args, **kwargs)

@@ -482,7 +482,7 @@ def num_data_shards(state: State) -> int:
 
 def set_epoch(dataloader: Any, epoch: int) -> None:
     """Tell a loader, or else its samplers, the number of the epoch that begins: their order may depend on it."""
-    samplers = (getattr(dataloader, name, None) for name in ("batch_sampler", "sampler"))
+    samplers: list[Any] = [getattr(dataloader, name, None) for name in ("batch_sampler", "sampler")]
     for each in [dataloader] if hasattr(dataloader, "set_epoch") else samplers:
         if hasattr(each, "set_epoch"):
             each.set_epoch(epoch)

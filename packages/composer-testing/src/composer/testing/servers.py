@@ -25,7 +25,7 @@ def serve_s3() -> Iterator[Any]:
     """Start a server of S3; its `endpoint` is its address."""
     from moto.server import ThreadedMotoServer
 
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+    server: Any = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
     server.start()
     server.endpoint = f"http://localhost:{server.get_host_and_port()[1]}"
     try:
