@@ -283,18 +283,6 @@ def _is_indexed(folder: Path) -> bool:
     return not (folder / STATES).is_file() and is_shard_folder(folder) and _has_run(read_index(folder / INDEX))
 
 
-def is_index_of_run(path: Path) -> bool:
-    """Return True for the index of a checkpoint that MosaicML's Composer wrote; its other files need not be there.
-
-    Shards of ours without `composer_states.pt` are incomplete. Their entries have other names.
-
-    Raises:
-        CorruptCheckpointError: It is damaged.
-        UnsafeCheckpointError: It holds types that an index does not have.
-    """
-    return _has_run(read_index(path, complete=False))
-
-
 def _has_run(metadata: Any) -> bool:
     return any(path[0] == "state" and len(path) > 1 for path in (metadata.planner_data or {}).values())
 
@@ -383,24 +371,6 @@ def write_run(content: dict[str, Any], folder: Path, overwrite: bool) -> None:
     write_shards(shards, folder, overwrite, finish)
 
 
-def amend_run(path: Path, change: Callable[[dict[str, Any]], None]) -> bool:
-    """Change the entry `resumption` of a checkpoint, in one file or in shards, in place.
-
-    Returns:
-        True if it has such an entry.
-    """
-    if _is_indexed(path):
-        return False
-    file = path / STATES if is_sharded_run(path) else path
-    states = read_file(file)[0]
-    content = states if file == path else states["content"]
-    if "resumption" not in content:
-        return False
-    change(content["resumption"])
-    write_file(states, file)
-    return True
-
-
 def remove_run(path: Path) -> None:
     """Remove a checkpoint, in one file or in shards. If interrupted, the rest is not a valid checkpoint."""
     if path.is_symlink() or not path.is_dir():
@@ -452,19 +422,6 @@ def read_run(folder: Path) -> tuple[dict[str, Any], str | None]:
         if reason is not None:
             raise CorruptCheckpointError(folder, reason)
     return _with_shards(states["content"], folder), states["folder"]
-
-
-def run_name_of(folder: Path) -> str | None:
-    """Return the name of the run that saved a checkpoint; None if it is not recorded.
-
-    Raises:
-        CorruptCheckpointError: The file that records it is damaged.
-    """
-    if _is_indexed(folder):
-        identity = identify_run(folder)
-        return None if identity is None else identity[0]
-    name: str | None = _states(folder)["content"].get("state", {}).get("run_name")
-    return name
 
 
 def outline_of_run(path: Path) -> Any:

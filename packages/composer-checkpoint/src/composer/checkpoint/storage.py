@@ -216,22 +216,6 @@ class Storage:
         except UnicodeDecodeError as error:
             raise StorageError(f"{without_password(self.uri(name))} must be UTF-8 text: {error}") from error
 
-    def read_start(self, name: str, count: int) -> bytes:
-        """Return the first bytes of a file, `count` of them or as many as it has.
-
-        Raises:
-            FileNotFoundError: There is no such file.
-            StorageError: It cannot be read.
-        """
-
-        def read(filesystem: Any, path: str) -> bytes:
-            size = min(count, int(filesystem.info(path)["size"]))
-            content = bytes(filesystem.cat_file(path, start=0, end=size)) if size else b""
-            check_size(size, len(content))
-            return content
-
-        return self._do("read", name, read)
-
     def is_damaged(self, name: str, error: BaseException) -> bool:
         """Return True if a file that could not be read is damaged, rather than that the store is down or refuses.
 
@@ -239,7 +223,7 @@ class Storage:
 
         Args:
             name: The name of the file.
-            error: The error that `read_start`, `read_bytes`, `read_text` or `download` raised.
+            error: The error that `read_bytes`, `read_text` or `download` raised.
         """
         seen: BaseException | None = error
         while seen is not None:  # clients wrap the error that tells
