@@ -123,10 +123,10 @@ def _lazy_lines(package: str, source: str) -> Iterator[str]:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_OWN" and isinstance(node.value, ast.Dict):
             for module, names in zip(node.value.keys, node.value.values, strict=True):
                 if isinstance(module, ast.Constant) and isinstance(names, ast.Constant):
-                    for name in names.value.split():
-                        yield f"from {package}.{module.value} import {name} as {name}"
+                    for name in str(names.value).split():
+                        yield f"from {package}.{module.value!s} import {name} as {name}"
                     if not names.value:
-                        yield f"from {package} import {module.value} as {module.value}"
+                        yield f"from {package} import {module.value!s} as {module.value!s}"
 
 
 def _stub(lines: set[str], modules: list[str]) -> str:
