@@ -389,7 +389,6 @@ def test_the_layout_of_a_saved_state() -> None:
     assert saved["timestamp"]["Timestamp"]["batch"] == 1
     assert (saved["rank_zero_seed"], saved["run_name"], saved["algorithms"]) == (3, "run", [])
     assert {
-        "composer_env_info",
         "torch_version",
         "device",
         "precision",
