@@ -164,6 +164,7 @@ class LoaderPosition:
         self._loader_state: Any = None
         self._generators: dict[str, Any] | None = None
         self._is_replaced = False
+        self._host_iterates = False  # the loader, whose state the host saves, too
 
     # ---- checkpoints ----
 
@@ -176,7 +177,7 @@ class LoaderPosition:
         at, position, loader_state = now.batches_in_epoch, None, self._loader_state
         if at > 0 and self._position is not None and self._position.epoch == now.epochs:
             position = dataclasses.asdict(self._position.moved_to(at, self.accumulate))
-        if loader_state is None and self._loader is not None and has_state(loader):
+        if loader_state is None and self._loader is not None and not self._host_iterates and has_state(loader):
             loader_state = loader.state_dict()
         evaluators = {each.label: states_of(each.dataloader.dataloader) for each in self._state.evaluators}
         return {
@@ -297,6 +298,7 @@ class LoaderPosition:
         The generators stay as they are if no batch of the epoch is left.
         """
         now, position = self._state.timestamp, self._position
+        self._host_iterates = True
         if not now.batches_in_epoch:
             self._begin_position(self._state.dataloader, drawn=0)
             return
@@ -318,7 +320,7 @@ class LoaderPosition:
         """
         now, loader, length = self._state.timestamp, self._state.dataloader, self._length
         at, drawn = now.batches_in_epoch, now.batches_in_epoch * self.accumulate
-        paused_at, self._paused_at = self._paused_at, None
+        paused_at, self._paused_at, self._host_iterates = self._paused_at, None, False
         if self._is_replaced:
             self._reset()
             self.ends_at = None if length is None else at + length
