@@ -4,13 +4,15 @@ import copy
 import functools
 import io
 import itertools
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from composer.algorithms.utils.weight_swaps import is_saving
 from composer.core import (
@@ -439,6 +441,93 @@ def test_a_resumed_run_ends_as_an_uninterrupted_one(steps: int, accumulate: int,
     run.load_state_dict(saved["run"])
     run.state.optimizers[0].load_state_dict(saved["optimizer"])
     deep_compare(expected, train(run))
+
+
+def saved_after(run: HostedRun, steps: int) -> dict[str, Any]:
+    """Train some steps; return what a program saves."""
+    stepped(run, steps)
+    return copy.deepcopy(
+        {"net": run.model.state_dict(), "run": run.state_dict(), "optimizer": run.state.optimizers[0].state_dict()}
+    )
+
+
+def loaded(saved: dict[str, Any], **options: Any) -> HostedRun:
+    """Return a new run in another process's place, with what was saved."""
+    torch.manual_seed(31)
+    run = make(network(0.5), seed=9, **options)
+    run.model.load_state_dict(saved["net"])
+    run.load_state_dict(copy.deepcopy(saved["run"]))
+    run.state.optimizers[0].load_state_dict(copy.deepcopy(saved["optimizer"]))
+    return run
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (1, 4), (2, 4), (2, 1)])
+def test_more_or_fewer_batches_may_make_a_step_after_a_resumption(before: int, after: int) -> None:
+    loader = batches((2,) * 8)
+    saved = saved_after(make(network(0.5), dataloader=loader, accumulate=before), 4 // before)
+
+    run = loaded(saved, dataloader=loader, accumulate=after)
+    run.begin_fit()
+    trained = sum(len(batch[1]) for batch in trained_batches(run))
+
+    assert trained == 8
+    assert (run.state.timestamp.epochs, run.state.timestamp.samples) == (1, 16)
+
+
+def trained_batches(run: HostedRun) -> Iterator[Any]:
+    """Train the rest of an epoch."""
+    for batch in run.epoch():
+        run.backward(run.loss(batch))
+        run.step()
+        yield batch
+
+
+@pytest.mark.parametrize("begun", [False, True], ids=["before begin_fit", "after begin_fit"])
+@pytest.mark.parametrize("loader", LOADERS.values(), ids=LOADERS)
+def test_a_run_that_is_saved_again_before_it_trains_resumes_alike(loader: Callable[[], Any], begun: bool) -> None:
+    expected = train(make(network(0.5), dataloader=loader()))
+    saved = saved_after(make(network(0.5), dataloader=loader()), 2)
+
+    between = loaded(saved, dataloader=loader())
+    if begun:
+        between.begin_fit()
+    again = {**saved, "run": between.state_dict()}
+    between.abort()
+
+    deep_compare(expected, train(loaded(again, dataloader=loader())))
+
+
+class Drawing(Dataset[Any]):
+    """Sixteen examples with noise of Python's and NumPy's generators."""
+
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index: int) -> Any:
+        return batches((16,))[0][0][index] + random.random() + np.random.rand(), torch.tensor(index % 2)  # noqa: NPY002
+
+
+def test_generators_of_python_and_numpy_continue_too() -> None:
+    def new() -> HostedRun:
+        random.seed(1)
+        np.random.seed(1)  # noqa: NPY002
+        return make(network(0.5), dataloader=DataLoader(Drawing(), batch_size=4))
+
+    expected = train(new())
+    saved = saved_after(new(), 3)
+    random.seed(2)
+
+    deep_compare(expected, train(loaded(saved, dataloader=DataLoader(Drawing(), batch_size=4))))
+
+
+def test_an_unfinished_step_is_not_saved() -> None:
+    run = make(network(), accumulate=2)
+    run.begin_fit()
+    batch = next(run.epoch())
+    run.backward(run.loss(batch))
+
+    with pytest.raises(RuntimeError, match="must be called between two steps"), run.saving():
+        run.state_dict()
 
 
 def test_callbacks_of_others_are_refused() -> None:

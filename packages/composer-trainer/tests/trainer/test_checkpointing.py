@@ -38,6 +38,19 @@ def test_a_loaded_run_goes_on_as_if_it_had_not_ended(make_trainer: MakeTrainer, 
         deep_compare(resumed.state.optimizers[0].state_dict(), whole.state.optimizers[0].state_dict())
 
 
+def test_a_run_that_is_saved_again_before_fit_goes_on_alike(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    whole = make_trainer(save_folder=tmp_path, save_interval="1ba")
+    whole.fit()
+    between = make_trainer(load_path=tmp_path / "ep0-ba2-rank0.pt")
+    torch.rand(3)  # the program may draw, too
+    between.save_checkpoint(str(tmp_path / "again.pt"))
+
+    resumed = make_trainer(load_path=tmp_path / "again.pt")
+    resumed.fit()
+
+    deep_compare(weights(resumed), weights(whole))
+
+
 def test_names_may_have_variables(make_trainer: MakeTrainer, tmp_path: Path) -> None:
     make_trainer(save_folder=f"{tmp_path}/{{run_name}}", run_name="a").fit()
     loaded = make_trainer(load_path=f"{tmp_path}/{{run_name}}/ep1-ba4-rank{{rank}}.pt", run_name="a")

@@ -46,6 +46,10 @@ _VALUES = ("train_metric_values", "eval_metric_values", "total_loss_dict")
 class Position(Protocol):
     """The position in the training data."""
 
+    @property
+    def loaded_generators(self) -> list[dict[str, Any]] | None:
+        """The loaded states of the global generators, by rank, until `fit` restores them; None: there are none."""
+
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's position."""
 
@@ -147,6 +151,11 @@ class RunProgress:
         self._limit: str | None = None  # `max_duration` of the current call of `fit`, before anything stopped the run
         self._ended: dict[str, Any] | None = None  # set while the last checkpoint of a call of `fit` is saved
         self.length: str | None = None
+
+    @property
+    def loaded_generators(self) -> list[dict[str, Any]] | None:
+        """The loaded states of the global generators, by rank, until `fit` restores them; None: there are none."""
+        return self.loader.loaded_generators
 
     def state_dict(self) -> dict[str, Any]:
         """Return the progress; a collective operation with the same result on every rank."""

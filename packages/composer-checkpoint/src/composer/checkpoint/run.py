@@ -97,8 +97,9 @@ def collect(
     content: dict[str, Any] = {"state": {key: saved[key] for key in _WEIGHTS} if weights_only else saved}
     content["has_checksum"] = True  # readers of the file require it then
     if not weights_only:
-        content["rng"] = reproducibility.get_rng_state()
         part = state.resumption
+        # Until `fit` restores them, the generators of a loaded run are not the global ones.
+        content["rng"] = getattr(part, "loaded_generators", None) or reproducibility.get_rng_state()
         if part is not None:
             content["resumption"] = part.state_dict()
     filter_and_record(ignore_keys, content)

@@ -34,6 +34,7 @@ from composer.core.state import State
 from composer.core.time import TimeInput, TimeUnit
 from composer.loop.driver import Driver, active_dataloader, copied
 from composer.loop.failed_step import describe_failed_step
+from composer.loop.generators import global_states, set_global_states
 from composer.loop.loss_terms import Count, LossTerms, share_of
 from composer.loop.position import LoaderPosition, set_epoch
 from composer.loop.skin import conflicts, raise_all
@@ -97,8 +98,9 @@ class HostedRun:
     `end_fit`. For the same seed and order of batches the weights equal those that a `Trainer` computes.
 
     Training has a random state of its own, which starts with `seed`, is saved, and replaces the global one from the
-    first batch of an epoch to its end, except during evaluations. So neither evaluations nor random draws of the host
-    in between change a run.
+    first batch of an epoch to its end, except during evaluations. So neither evaluations nor random draws between
+    epochs change a run. Draws in the body of the loop do: call `pause` before them. One run at a time trains in a
+    process.
 
     Several batches of the loader may make one step (`accumulate`). Events of the loader (BEFORE_DATALOADER,
     AFTER_DATALOADER) then occur for each of them, those of a batch once per step. An algorithm that draws or chooses
@@ -370,7 +372,10 @@ class HostedRun:
             self._driver.begin_fit()
         if self._loaded is not None:
             # Undo the draws of FIT_START: they were made before the run was saved, too.
-            self._random.load(self._loaded["random"], self._loaded["rank"] == dist.get_global_rank())
+            is_own = self._loaded["rank"] == dist.get_global_rank()
+            self._random.load(self._loaded["random"], is_own)
+            if is_own:
+                set_global_states({**global_states(), **self._loaded["global"]})
             self._loaded = None
         self.replays = any(needs_closure(optimizer) for optimizer in self.state.optimizers)
         self._is_distributed = dist.get_world_size() > 1
@@ -427,8 +432,7 @@ class HostedRun:
         self._random.enter()
         set_epoch(state.dataloader, state.timestamp.epochs)
         iterator = self._position.resume()
-        length = state.dataloader_limit
-        while not state.is_over() and (length is None or state.timestamp.batches_in_epoch < length):
+        while not state.is_over() and not self._position.is_at_end():
             self._random.enter()
             group: list[Any] = []
             for _ in range(self.accumulate):
@@ -463,7 +467,7 @@ class HostedRun:
                 yield spec.microbatch_transforms(state.device.batch_to_device(batch))
             self._require("the iteration of `epoch`", _EPOCH, hint="Call `loss`, `backward` and `step` for each batch.")
         else:  # the run is over, maybe in the middle of an epoch
-            if length is None or state.timestamp.batches_in_epoch < length:
+            if not self._position.is_at_end():
                 self._position.finish()
                 return
         if not state.timestamp.batches_in_epoch:
@@ -630,8 +634,10 @@ class HostedRun:
         self._require("backward", _LOSS, hint="Call `loss` first.")
         if backward is None and self.state.precision is Precision.AMP_FP16:
             raise RuntimeError(
-                "`precision` must not be 'amp_fp16' without a `backward` that scales the loss. Use 'amp_bf16', or pass "
-                "`backward=lambda loss: scaler.scale(loss).backward()` and step with the scaler."
+                "`precision` must not be 'amp_fp16' without a `backward` that scales the loss. Use 'amp_bf16'. Or pass "
+                "`backward=lambda loss: scaler.scale(loss).backward()` and, in place of `run.step()`, call "
+                "`scaler.unscale_(optimizer)`, `run.after_gradients()`, `scaler.step(optimizer)`, `scaler.update()`, "
+                "`optimizer.zero_grad()` and `run.end_batch()`."
             )
         self._backward = backward
         self._driver.backward(loss, self._weight, backward)
@@ -950,16 +956,29 @@ class HostedRun:
         """Return what resuming needs in addition to model and optimizers, which the host saves, in plain types.
 
         Random numbers are those of this rank.
+
+        Raises:
+            RuntimeError: A step of `epoch` is not finished.
         """
         state = self.state
+        if self._weights and self._phase in (_PASS, _LOSS, _GRADIENTS):
+            raise RuntimeError(
+                f"`state_dict` must be called between two steps, but the run is {self._phase}: the gradients are not "
+                f"saved. Call it after `step` has returned True."
+            )
+        random, rank = dict(self._random.current()), dist.get_global_rank()
+        python_and_numpy = {name: each for name, each in global_states().items() if name in ("python", "numpy")}
+        if self._loaded is not None:  # `begin_fit` has not restored them yet
+            random, python_and_numpy, rank = self._loaded["random"], self._loaded["global"], self._loaded["rank"]
         return {
             "timestamp": state.timestamp.state_dict(),
             "algorithms": [(name, algorithm.state_dict()) for name, algorithm in self._named_algorithms()],
             "callbacks": {name: saved for name, each in named(state.callbacks) if (saved := each.state_dict())},
             "schedulers": {name: scheduler.state_dict() for name, scheduler in named(state.schedulers)},
-            "random": dict(self._random.current()),
+            "random": random,
+            "global": python_and_numpy,
             "data": self._position.state_dict(),
-            "rank": dist.get_global_rank(),
+            "rank": rank,
         }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
@@ -976,7 +995,9 @@ class HostedRun:
             UserWarning: The saved run had other algorithms.
         """
         self._require("load_state_dict", _CREATED, _READY, hint="Call it before `begin_fit`.")
-        missing = {"timestamp", "algorithms", "callbacks", "schedulers", "random", "data", "rank"} - set(saved)
+        missing = {"timestamp", "algorithms", "callbacks", "schedulers", "random", "global", "data", "rank"} - set(
+            saved
+        )
         if missing:
             raise ValueError(
                 f"`saved` must be a result of `HostedRun.state_dict`, but lacks {', '.join(sorted(missing))}."

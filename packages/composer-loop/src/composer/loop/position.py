@@ -185,7 +185,7 @@ class LoaderPosition:
             "batch_in_epoch": at,
             "world_size": num_data_shards(self._state),
             "position": position,
-            "generators": states_of(loader),
+            "generators": states_of(loader) if self._generators is None else self._generators,
             "loader": loader_state,
             "train_metrics": self._metrics.last_values() if self._metrics is not None and at > 0 else {},
             "evaluators": {label: states for label, states in evaluators.items() if states},
@@ -246,7 +246,7 @@ class LoaderPosition:
             set_states(evaluator.dataloader.dataloader, (saved or {}).get("evaluators", {}).get(evaluator.label, {}))
         if rng is not None:
             reproducibility.load_rng_state(rng)
-        if now.epochs and not self._is_replaced and getattr(loader, "persistent_workers", False):
+        if now.batches and not self._is_replaced and getattr(loader, "persistent_workers", False):
             warnings.warn(
                 "The training loader has `persistent_workers=True`: the random numbers of its workers depend on the "
                 "epochs that they have run, so random transforms will differ from an uninterrupted run. Use "
@@ -306,6 +306,13 @@ class LoaderPosition:
         if is_known and (self._length is None or now.batches_in_epoch < self._length):
             assert position is not None
             set_states(self._loader, position.generators)
+
+    def is_at_end(self) -> bool:
+        """Return True if the epoch has had all of its batches, where the loader has a length."""
+        if self._state.dataloader_limit is None:
+            return False
+        end, at = self.ends_at, self._state.timestamp.batches_in_epoch
+        return at >= (self._state.dataloader_limit if end is None or at == 0 else end)
 
     def leave_to_host(self) -> None:
         """Drop the loaded state of the loader: the host has restored it, or has not."""
