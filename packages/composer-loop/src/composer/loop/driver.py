@@ -17,7 +17,7 @@ from composer.core.precision import Precision, precision_context_of
 from composer.core.state import State
 from composer.core.time import Timestamp, TimeUnit
 from composer.loop.loss_terms import Count, weighted
-from composer.models.base import total_loss
+from composer.models.base import ComposerModel, total_loss
 
 
 class Driver:
@@ -145,15 +145,16 @@ class Driver:
         algorithms = self.state.algorithms
         self.create_graph = bool(algorithms) and any(each.backwards_create_graph for each in algorithms)
 
-    def compute_loss(self, batch: Any, forward: Callable[[Any], Any], loss: Callable[[Any, Any], Any]) -> Any:
+    def compute_loss(self, batch: Any, model: ComposerModel, forward: Callable[[Any], Any] | None = None) -> Any:
         """Compute the loss of a microbatch, with the events from BEFORE_FORWARD to BEFORE_BACKWARD.
 
         Args:
             batch: The microbatch, on the model's device.
-            forward: `forward(batch) -> outputs`.
-            loss: `loss(outputs, batch) -> loss`.
+            model: Its `loss` is looked up after the forward pass, since algorithms may replace it.
+            forward: `forward(batch) -> outputs`, such as the model in a wrapper. None: the model.
         """
         state, dispatch = self.state, self.dispatch
+        forward = model if forward is None else forward
         batch = self.before_forward(batch)
         if dispatch.after_forward or dispatch.before_loss:  # algorithms run in the default precision
             with self.autocast():
@@ -161,14 +162,14 @@ class Driver:
             outputs = self.after_forward(outputs)
             batch = self.before_loss()
             with self.autocast():
-                computed = loss(outputs, batch)
+                computed = model.loss(outputs, batch)
         else:
             with self.autocast():
                 if self.compiled is not None:
-                    state.outputs, computed = self.compiled(forward, loss, batch)
+                    state.outputs, computed = self.compiled(forward, model, batch)
                 else:
                     outputs = state.outputs = forward(batch)
-                    computed = loss(outputs, batch)
+                    computed = model.loss(outputs, batch)
         return self.after_loss(computed)
 
     def before_forward(self, batch: Any) -> Any:
@@ -345,10 +346,10 @@ def active_dataloader(state: State, dataloader: Iterable[Any], label: str, lengt
         state.batch, state.outputs = batch, outputs
 
 
-def forward_and_loss(forward: Callable[[Any], Any], loss: Callable[[Any, Any], Any], batch: Any) -> tuple[Any, Any]:
+def forward_and_loss(forward: Callable[[Any], Any], model: ComposerModel, batch: Any) -> tuple[Any, Any]:
     """Return the outputs for a batch and their loss; to be compiled as one graph."""
     outputs = forward(batch)
-    return outputs, loss(outputs, batch)
+    return outputs, model.loss(outputs, batch)
 
 
 def copied(batch: Any) -> Any:

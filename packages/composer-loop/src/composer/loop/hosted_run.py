@@ -549,9 +549,7 @@ class HostedRun:
                 f"`HostedRun(..., loss=...)`."
             )
         batch = self._begin_pass(batch)
-        loss = self._driver.compute_loss(
-            batch, state.model if self._wrapped is None else self._wrapped, state.model.loss
-        )
+        loss = self._driver.compute_loss(batch, state.model, self._wrapped)
         self._phase = _LOSS
         return loss
 

@@ -239,7 +239,7 @@ class BatchTrainer:
         if self._spec.microbatch_transforms is not unchanged:
             batch = self._spec.microbatch_transforms(batch)
         original = None if metrics is None else _shallow_copy(batch)
-        loss = self.driver.compute_loss(batch, state.model, self.model.loss)
+        loss = self.driver.compute_loss(batch, self.model, state.model)
         self.driver.backward(loss, weight, self._scaled_backward if self._scaling else None)
         if metrics is not None:
             metrics.collect(original, state.outputs, len(self._microbatches) == 1)
