@@ -72,7 +72,7 @@ def _is_installed(module: str) -> bool:
 
 
 def _warn_of_other_owners() -> None:
-    """Warn if a distribution is installed whose files have the names of these, such as MosaicML's Composer."""
+    """Warn if another distribution with files of the same names is installed, such as MosaicML's Composer."""
     folders = {folder for folder in map(os.path.dirname, __path__) if folder.endswith("-packages")}
     # Listing a folder takes a fraction of a millisecond; `importlib.metadata` would double the time of this import.
     names = sorted({name for folder in folders for name in os.listdir(folder) if name.endswith(".dist-info")})

@@ -143,7 +143,7 @@ def lazy_namespace(
 
 
 def registered_names(module: str, group: str | None = None) -> Callable[[str], Any]:
-    """Return the `__getattr__` of a module in which other distributions register names, under their path of before.
+    """Return the `__getattr__` of a module whose former names are now in other distributions, which register them.
 
     Args:
         module: The name of the module.

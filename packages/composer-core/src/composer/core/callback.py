@@ -43,8 +43,18 @@ class Callback(Serializable, ABC):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         for name, value in vars(cls).items():
-            if not name.startswith("_") and name not in _OWN and inspect.isfunction(value):
-                _check_hook(cls, name, value)
+            if name.startswith("_") or name in _OWN or name in _HOOKS or not inspect.isfunction(value):
+                continue
+            if list(inspect.signature(value).parameters) != ["self", "state", "logger"]:
+                continue
+            near = difflib.get_close_matches(name.removeprefix("on_"), _HOOKS, n=1, cutoff=0.9)
+            # A class that also defines the method of that event has a helper for it.
+            if near and getattr(cls, near[0]) is getattr(Callback, near[0]):
+                warnings.warn(
+                    f"`{cls.__name__}.{name}` is not the name of an event and is never called by the engine. Did you "
+                    f"mean `{near[0]}`? If it is a helper, start its name with an underscore.",
+                    stacklevel=2,
+                )
 
     def run_event(self, event: Event, state: State, logger: Logger) -> None:
         """Call the method named after the event.
@@ -205,15 +215,3 @@ def overridden_hooks(callback: Callback) -> frozenset[str]:
         for hook in _HOOKS
         if getattr(type(callback), hook, None) is not getattr(Callback, hook) or hook in vars(callback)
     )
-
-
-def _check_hook(cls: type[Callback], name: str, function: Any) -> None:
-    if name in _HOOKS or list(inspect.signature(function).parameters) != ["self", "state", "logger"]:
-        return
-    near = difflib.get_close_matches(name.removeprefix("on_"), _HOOKS, n=1, cutoff=0.9)
-    if near and getattr(cls, near[0]) is getattr(Callback, near[0]):  # otherwise it is a helper of that hook
-        warnings.warn(
-            f"`{cls.__name__}.{name}` is not the name of an event and is never called by the engine. Did you mean "
-            f"`{near[0]}`? If it is a helper, start its name with an underscore.",
-            stacklevel=3,
-        )

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from composer.core._observed import ObservedList
 from composer.core._registry import html_of, load
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from composer.core.state import State
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 _DEFAULT_PASSES: tuple[AlgorithmPass, ...] = (order_by_placement, set_filo_order, warn_on_discouraged)
 _EVENTS: dict[str, Event] = {event.value: event for event in Event}  # some loops pass strings at every step
@@ -207,7 +208,7 @@ class Engine:
         self.algorithm_passes = passes
         for algorithm_pass, index in parse_passes(algorithm_passes):
             self.register_pass(algorithm_pass, index)
-        changed = _weak_call(weakref.WeakMethod(self._expire))
+        changed = _without_reference(self._expire)
         passes._on_change = changed
         state._observers.append(changed)
         # Runs once: at `close`, when the engine is garbage-collected, or at exit.
@@ -215,7 +216,7 @@ class Engine:
         self._ordering = Ordering(state.algorithms)
         self._ordering.warn_discouraged()
         self._compile()
-        self.logger._explain = _weak_explain(weakref.WeakMethod(self.explain))
+        self.logger._explain = _without_reference(self.explain)
 
     def register_pass(self, algorithm_pass: AlgorithmPass, index: int = -1) -> None:
         """Add a pass.
@@ -324,7 +325,7 @@ class Engine:
     def _expire(self) -> None:
         """Compile the events again when the next one runs."""
         for event in Event:
-            setattr(self.dispatch, event.value, _compiled_later(weakref.ref(self), event))
+            setattr(self.dispatch, event.value, partial(_compile_and_run, weakref.ref(self), event))
 
     def _compile(self) -> None:
         if not self._close.alive:
@@ -341,7 +342,7 @@ class Engine:
     def _event_markers(self) -> Any:
         profiler = self.state.profiler
         if self._markers is None or self._markers.profiler is not profiler:
-            self._markers = load("composer.core.profiling", "EventMarkers")(profiler)  # of composer-profiler
+            self._markers = load("composer.core.profiling", "EventMarkers")(profiler)  # needs composer-profiler
         return self._markers
 
     def _extra_passes(self) -> list[AlgorithmPass]:
@@ -364,16 +365,20 @@ class Engine:
         state, logger = self.state, self.logger
         problem = _missing(event, state)
         if problem is not None:
-            return _raiser(event, problem)
+
+            def fail() -> Traces:
+                raise AssertionError(f"The event {event.value!r} cannot run: {problem}")
+
+            return fail
         markers = None if state.profiler is None else self._event_markers()
         plan = self._algorithm_plan(event, acted, markers)
         algorithms = plan if plan.candidates or self._extra_passes() else None  # passes may add algorithms
-        hooks: list[Callable[[State, Logger], Any]] = [_safe_hook(c, event) for c in self._callbacks_at(event)]
+        callbacks = self._callbacks_at(event)
+        hooks: list[Callable[[State, Logger], Any]] = [_safe_hook(c, event) for c in callbacks]
         if markers is not None:
-            hooks = [markers.hook(c, h, event) for c, h in zip(self._callbacks_at(event), hooks, strict=True)]
-        debug = "ENGINE_DEBUG" in os.environ
-        if debug:
-            hooks = [_logged(c, h, event) for c, h in zip(self._callbacks_at(event), hooks, strict=True)]
+            hooks = [markers.hook(c, h, event) for c, h in zip(callbacks, hooks, strict=True)]
+        if "ENGINE_DEBUG" in os.environ:
+            hooks = [_logged(c, h, event) for c, h in zip(callbacks, hooks, strict=True)]
             hooks.insert(0, lambda state, logger: log.debug("%s: Running event", _prefix(event, state)))
         if event is Event.INIT:
             return lambda: _run_init(algorithms, hooks, state, logger)
@@ -381,7 +386,9 @@ class Engine:
             hooks.insert(0, lambda state, logger: setattr(state, "_structure_before_init", None))
         if event in (Event.FIT_START, Event.EVAL_STANDALONE_START) and state.algorithms:
             hooks.insert(0, _check_owned)
-        run = None if algorithms is None and not hooks else _runner(algorithms, hooks, state, logger)
+        run = None if algorithms is None else algorithms.compile()
+        if hooks:
+            run = _then(hooks, run, state, logger)
         return run if markers is None else markers.around(event, run)
 
 
@@ -446,10 +453,12 @@ class AlgorithmPlan:
         self._remember = ordering.declared and event.is_before_event
         self._reorder = ordering.declared and event.is_after_event
         self._matches = [(i, algorithms[i].match) for i in self.candidates]
-        self._calls: dict[tuple[int, ...], _Calls] = {}  # by order
-        # By the algorithms that match, and those that acted at the first event of the pair.
+        self._calls: dict[tuple[int, ...], _Calls] = {}
+        # The keys are the algorithms that match, and those that acted at the first event of the pair.
         self._matched: dict[tuple[tuple[int, ...], tuple[int, ...]], _Calls] = {}
-        self._keys = _trace_keys(algorithms, self.candidates, event)
+        self._keys: dict[int, str] = {}
+        for i in self.candidates:
+            self._keys[i] = _free_key(str(algorithms[i]), event, self._keys.values())
         self._names = {i: type(algorithms[i]).__name__ for i in self.candidates}
         self._index = {id(algorithm): i for i, algorithm in enumerate(algorithms)}
 
@@ -468,18 +477,15 @@ class AlgorithmPlan:
     def compile(self) -> Callable[[], Traces]:
         """Return a function that applies every matching algorithm and returns the traces by `"{algorithm}/{event}"`."""
         if not all(always_matches(self.ordering.algorithms[i]) for i in self.candidates):
-            return self._apply_if_matching() if len(self.candidates) == 1 else self._apply_matching
+            if len(self.candidates) > 1 or self._passes or self._remember:
+                return self._apply_matching
+            # A single algorithm usually does not match, and this is faster than the loop of `_apply_matching`.
+            event, state, candidates, apply = self.event, self._state, self.candidates, self._apply_in_order
+            ((_, match),) = self._matches
+            return lambda: apply(candidates) if match(event, state) else {}
         if self._passes or self._reorder or self._remember:
             return partial(self._apply_in_order, self.candidates)
         return self._calls_in(self._order(self.candidates, ())).run
-
-    def _apply_if_matching(self) -> Callable[[], Traces]:
-        """Return a faster `_apply_matching` for a single algorithm, which usually does not match."""
-        if self._passes or self._remember:
-            return self._apply_matching
-        event, state, candidates, apply = self.event, self._state, self.candidates, self._apply_in_order
-        ((_, match),) = self._matches
-        return lambda: apply(candidates) if match(event, state) else {}
 
     def _apply_matching(self) -> Traces:
         event, state = self.event, self._state
@@ -533,12 +539,9 @@ class AlgorithmPlan:
         return traces
 
     def _calls_in(self, order: tuple[int, ...]) -> _Calls:
-        if order not in self._calls:
-            self._calls[order] = _Calls(order, self._calls_of(order))
-        return self._calls[order]
-
-    def _calls_of(self, order: tuple[int, ...]) -> Callable[[], Traces]:
-        """Return a function that calls the algorithms in an order."""
+        """Return the calls of the algorithms in an order, which are made once per order."""
+        if order in self._calls:
+            return self._calls[order]
         event, state, logger, names = self.event, self._state, self._logger, self._names
         calls: list[tuple[_Apply, str, Trace]] = [
             (self._applied[i].apply, self._keys[i], Trace(names[i], event, None, position, True))
@@ -555,30 +558,22 @@ class AlgorithmPlan:
                 logger.log_traces(logged)
             return traces
 
-        return run
-
-
-def _trace_keys(algorithms: Sequence[Algorithm], indices: Sequence[int], event: Event) -> dict[int, str]:
-    """Return the keys `"{algorithm}/{event}"`; algorithms with the same `str` are numbered."""
-    keys: dict[int, str] = {}
-    for i in indices:
-        keys[i] = _free_key(str(algorithms[i]), event, keys.values())
-    return keys
+        self._calls[order] = _Calls(order, run)
+        return self._calls[order]
 
 
 def _free_key(name: str, event: Event, taken: Container[str]) -> str:
+    """Return the key `"{algorithm}/{event}"` of a trace; algorithms with the same `str` are numbered."""
     count = 1
     while (key := f"{name}/{event}" if count == 1 else f"{name}#{count}/{event}") in taken:
         count += 1
     return key
 
 
-def _runner(
-    plan: AlgorithmPlan | None, hooks: Sequence[Callable[[State, Logger], Any]], state: State, logger: Logger
+def _then(
+    hooks: Sequence[Callable[[State, Logger], Any]], apply: Callable[[], Traces] | None, state: State, logger: Logger
 ) -> Callable[[], Traces]:
-    apply = None if plan is None else plan.compile()
-    if apply is not None and not hooks:
-        return apply
+    """Return a function that applies algorithms, if there are any, and then calls the hooks."""
 
     def run() -> Traces:
         traces = {} if apply is None else apply()
@@ -589,45 +584,30 @@ def _runner(
     return run
 
 
-def _compiled_later(engine: weakref.ref[Engine], event: Event) -> Callable[[], Traces]:
-    def run() -> Traces:
-        current = engine()
-        assert current is not None, "only an engine's loop has its dispatch"
-        current._compile()
-        return current.run_event(event)
-
-    return run
+def _compile_and_run(engine: weakref.ref[Engine], event: Event) -> Traces:
+    """Compile the events of an engine and run one of them: the entry of `Engine.dispatch` after a change."""
+    current = engine()
+    assert current is not None, "only an engine's loop has its dispatch"
+    current._compile()
+    return current.run_event(event)
 
 
-def _weak_explain(method: weakref.WeakMethod[Callable[[], Plan]]) -> Callable[[], Plan | None]:
-    """Return a function that calls `Engine.explain` without keeping the engine alive; None if it is gone."""
+def _without_reference(method: Callable[[], T]) -> Callable[[], T | None]:
+    """Return a function that calls a bound method without keeping its object alive; None once the object is gone."""
+    weak = weakref.WeakMethod(method)
 
-    def explain() -> Plan | None:
-        bound = method()
+    def call() -> T | None:
+        bound = weak()
         return None if bound is None else bound()
-
-    return explain
-
-
-def _weak_call(method: weakref.WeakMethod[Callable[[], None]]) -> Callable[[], None]:
-    def call() -> None:
-        bound = method()
-        if bound is not None:
-            bound()
 
     return call
 
 
-def _hook(callback: Callback, event: Event) -> Callable[[State, Logger], Any]:
-    if dispatches_by_name(callback):
-        hook: Callable[[State, Logger], Any] = getattr(callback, event.value)
-        return hook
-    return lambda state, logger: callback.run_event(event, state, logger)
-
-
 def _safe_hook(callback: Callback, event: Event) -> Callable[[State, Logger], Any]:
     """Return the method of a callback for an event. A failure of a logger is reported and does not end the run."""
-    hook = _hook(callback, event)
+    hook: Callable[[State, Logger], Any] = partial(callback.run_event, event)
+    if dispatches_by_name(callback):
+        hook = getattr(callback, event.value)
     if not isinstance(callback, LoggerDestination):
         return hook
     # Wrong arguments must raise when the run is set up, but a service that is down may come back.
@@ -648,13 +628,6 @@ def _missing(event: Event, state: State) -> str | None:
     if event not in _WITHOUT_DURATION and state.max_duration is None:
         return "`state.max_duration` is not set. Pass `max_duration=` to `State`, for example '10ep'."
     return None
-
-
-def _raiser(event: Event, problem: str) -> Callable[[], Traces]:
-    def fail() -> Traces:
-        raise AssertionError(f"The event {event.value!r} cannot run: {problem}")
-
-    return fail
 
 
 def _run_init(
@@ -735,13 +708,8 @@ def _close(state: State, logger: Logger) -> None:
             log.exception("Error running %s.post_close().", type(callback).__name__)
     for destination in logger.destinations:
         log_failure_count(destination)
-    _shut_down_workers(state.train_dataloader)
-    log.debug("Engine closed.")
-
-
-def _shut_down_workers(dataloader: Any) -> None:
     # Persistent workers outlive the run, and torch has no public way to stop them.
-    iterator = getattr(dataloader, "_iterator", None)
-    shut_down = getattr(iterator, "_shutdown_workers", None)
+    shut_down = getattr(getattr(state.train_dataloader, "_iterator", None), "_shutdown_workers", None)
     if shut_down is not None:
         shut_down()
+    log.debug("Engine closed.")

@@ -242,11 +242,10 @@ class Logger:
                     destination.log_metrics(metrics, step)
                 except Exception as error:  # noqa: BLE001 - reported by `record_failure`
                     record_failure(destination, "log_metrics", error)
-            elif (
-                getattr(destination.log_metrics, "__func__", None) is not _BASE_LOG_METRICS
-            ):  # do not read values unnecessarily
-                if plain is None:
-                    plain = _read_deferred(metrics)
+            elif getattr(destination.log_metrics, "__func__", None) is not _BASE_LOG_METRICS:
+                if plain is None:  # values are read from the device only if a destination needs them
+                    numbers = {key: value.value for key, value in metrics.items() if type(value) is DeferredValue}
+                    plain = {**metrics, **numbers} if numbers else metrics
                 call_logger(destination, "log_metrics", plain, step)
 
     def log_images(
@@ -325,14 +324,6 @@ def format_log_data_value(data: Any) -> str:
     if isinstance(data, Iterable):
         return f"[{', '.join(format_log_data_value(value) for value in data)}]"
     return str(data)
-
-
-def _read_deferred(metrics: dict[str, Any]) -> dict[str, Any]:
-    """Return the metrics with every deferred value read from the device."""
-    for value in metrics.values():
-        if type(value) is DeferredValue:
-            return {k: v.value if type(v) is DeferredValue else v for k, v in metrics.items()}
-    return metrics
 
 
 def call_logger(destination: LoggerDestination, method: str, *args: Any, **kwargs: Any) -> Any:

@@ -51,9 +51,17 @@ class Ordering:
     def __init__(self, algorithms: Sequence[Algorithm]) -> None:
         self.algorithms = tuple(algorithms)
         self._placements = [declared_placement(algorithm) for algorithm in self.algorithms]
-        self._check_excludes()
-        # edges[i][j] is the reason why algorithm i acts before algorithm j
-        self._edges: dict[int, dict[int, str]] = {i: self._successors(i) for i in range(len(self.algorithms))}
+        for i, j, effects in self._pairs("excludes"):
+            problem = f"`{self._name(i)}` cannot be used together with `{self._name(j)}`, which {_words(effects)}."
+            if type(self.algorithms[i]) is type(self.algorithms[j]):
+                problem = f"`{self._name(i)}` is given twice, but one of them already {_words(effects)}."
+            raise ConflictError(f"{problem} Remove one of the two from `algorithms`.")
+        # edges[i][j] is the reason why algorithm i acts before algorithm j.
+        self._edges: dict[int, dict[int, str]] = {i: {} for i in range(len(self.algorithms))}
+        for i, j, effects in self._pairs("before"):
+            self._edges[i][j] = f"{self._name(j)} {_words(effects)}, which {self._name(i)} precedes"
+        for i, j, effects in self._pairs("after"):
+            self._edges[j][i] = f"{self._name(j)} {_words(effects)}, which {self._name(i)} follows"
         self._after: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[int, ...]] = {}
         self.declared = any(self._edges.values())
         self.forward = self._sorted(range(len(self.algorithms)), self._edges)
@@ -117,6 +125,7 @@ class Ordering:
         return type(self.algorithms[index]).__name__
 
     def _pairs(self, field: str) -> list[tuple[int, int, frozenset[str]]]:
+        """Return the pairs of algorithms (i, j) where a field of i's placement has effects that j provides."""
         pairs = []
         for i, placement in enumerate(self._placements):
             for j, other in enumerate(self._placements):
@@ -124,25 +133,6 @@ class Ordering:
                 if i != j and effects:
                     pairs.append((i, j, effects))
         return pairs
-
-    def _check_excludes(self) -> None:
-        for i, j, effects in self._pairs("excludes"):
-            problem = f"`{self._name(i)}` cannot be used together with `{self._name(j)}`, which {_words(effects)}."
-            if type(self.algorithms[i]) is type(self.algorithms[j]):
-                problem = f"`{self._name(i)}` is given twice, but one of them already {_words(effects)}."
-            raise ConflictError(f"{problem} Remove one of the two from `algorithms`.")
-
-    def _successors(self, i: int) -> dict[int, str]:
-        own, edges = self._placements[i], {}
-        for j, other in enumerate(self._placements):
-            effects = (own.provides & other.after, own.before & other.provides)
-            if i == j or not any(effects):
-                continue
-            if effects[0]:
-                edges[j] = f"{self._name(i)} {_words(effects[0])}, which {self._name(j)} follows"
-            else:
-                edges[j] = f"{self._name(j)} {_words(effects[1])}, which {self._name(i)} precedes"
-        return edges
 
     def _sorted(self, base: Sequence[int], edges: Mapping[int, Mapping[int, str]]) -> tuple[int, ...]:
         """Sort topologically; where the edges allow several orders, keep that of `base`."""

@@ -158,7 +158,11 @@ class State(Serializable):
         self._found_keys: dict[int, Any] = {}  # the names that 0 and 1 stand for, once `batch_key` has found them
         self.rank_zero_seed = operator.index(rank_zero_seed)
         self.run_name = run_name if run_name is not None else f"run-{time.strftime('%Y%m%d-%H%M%S')}"
-        self.device = _device_of(model) if device is None else get_device(device)
+        if device is None:
+            tensor = next(model.parameters(), next(model.buffers(), None))
+            names = {"cpu": "cpu", "cuda": "gpu", "mps": "mps"}
+            device = None if tensor is None else names.get(tensor.device.type)
+        self.device = get_device(device)
         self.device_train_microbatch_size = plain_number(device_train_microbatch_size)
         self.auto_microbatching = auto_microbatching
         self.precision = precision  # the setter parses
@@ -167,7 +171,20 @@ class State(Serializable):
         self.save_metrics = save_metrics
         self.serialized_attributes = list(_SERIALIZED)
         self.resumption: Resumable | None = None  # set by the training loop; every checkpoint holds its `state_dict`
-        self._set_progress()
+        self.batch = self.outputs = self.loss = None
+        self.timestamp = Timestamp()
+        self.previous_timestamp: Timestamp | None = None
+        self.eval_timestamp = Timestamp()
+        self.predict_timestamp = Timestamp()
+        self.__iteration_length: Time[Any] | None = None
+        self._train_metrics: dict[str, Any] = {}
+        self.eval_metrics: dict[str, dict[str, Any]] = MetricDict()
+        # Set by the Trainer while the metrics of the last batch are not computed yet: call it to compute them.
+        self._pending_metrics: Callable[[], None] | None = None
+        self._train_metric_values: Mapping[str, Any] = {}
+        self.eval_metric_values: dict[str, Any] = {}
+        self._total_loss_dict: dict[str, Any] = {}
+        self.metric_outputs: dict[str, Any] = {}
         self._profiler: Any = None
         self._evaluators: ObservedList[Any] = ObservedList(ensure_tuple(evaluators))
         self._optimizers: SteppingList[torch.optim.Optimizer] = SteppingList(ensure_tuple(optimizers))
@@ -194,23 +211,6 @@ class State(Serializable):
     def load_monolith_rank0_only(self) -> bool:
         """True if only rank 0 reads a full checkpoint; see `composer.utils.FSDP2Config`."""
         return self.fsdp_config is not None and bool(self.fsdp_config.load_monolith_rank0_only)
-
-    def _set_progress(self) -> None:
-        self.batch = self.outputs = None
-        self.loss = None
-        self.timestamp = Timestamp()
-        self.previous_timestamp: Timestamp | None = None
-        self.eval_timestamp = Timestamp()
-        self.predict_timestamp = Timestamp()
-        self.__iteration_length: Time[Any] | None = None
-        self._train_metrics: dict[str, Any] = {}
-        self.eval_metrics: dict[str, dict[str, Any]] = MetricDict()
-        # Set by the Trainer while the metrics of the last batch are not computed yet: call it to compute them.
-        self._pending_metrics: Callable[[], None] | None = None
-        self._train_metric_values: Mapping[str, Any] = {}
-        self.eval_metric_values: dict[str, Any] = {}
-        self._total_loss_dict: dict[str, Any] = {}
-        self.metric_outputs: dict[str, Any] = {}
 
     # ---- time ----
 
@@ -681,13 +681,6 @@ def _pair_of(batch: Any) -> Sequence[Any]:
             f"Use `state.batch_get_item(key)` and `state.batch_set_item(key, value)`."
         )
     return batch
-
-
-def _device_of(model: torch.nn.Module) -> Device:
-    """Return the device that a model is on."""
-    tensor = next(model.parameters(), next(model.buffers(), None))
-    names = {"cpu": "cpu", "cuda": "gpu", "mps": "mps"}
-    return get_device(None if tensor is None else names.get(tensor.device.type))
 
 
 __getattr__ = registered_names(__name__)

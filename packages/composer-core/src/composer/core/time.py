@@ -62,8 +62,18 @@ class Time(Serializable, Generic[TValue]):
 
     def __init__(self, value: Any, unit: str | TimeUnit) -> None:
         unit = TimeUnit(unit)
-        if type(value) is not int or unit is TimeUnit.DURATION:
-            value = _plain_value(value, unit)
+        if unit is TimeUnit.DURATION:
+            value = float(value)
+            if not math.isfinite(value):
+                raise ValueError(f"`value` must be finite, got {value!r}. Use for example '0.5dur'.")
+        elif type(value) is not int:
+            number = plain_int(value)
+            if number is None:
+                raise TypeError(
+                    f"`value` must be an int for the unit {unit.value!r}, got {value!r} of type "
+                    f"{type(value).__name__}. Only 'dur' takes fractions."
+                )
+            value = number
         self._value: TValue = value
         self._unit: TimeUnit = unit
 
@@ -153,8 +163,11 @@ class Time(Serializable, Generic[TValue]):
             raise ValueError(
                 f"A time string must be a number and one of {units}, such as '10ep' or '0.5dur', got {timestring!r}."
             ) from error
-        is_integer = unit is not TimeUnit.DURATION and number == number // 1
-        return Time(_exact_int(match[1], number) if is_integer else number, unit)
+        if unit is TimeUnit.DURATION or number != number // 1:
+            return Time(number, unit)
+        # Plain digits are parsed as an int: floats are not exact above 2**53.
+        is_plain = match[1].lstrip("+-").replace("_", "").isdigit()
+        return Time(int(match[1]) if is_plain else int(number), unit)
 
     @property
     def value(self) -> TValue:
@@ -284,28 +297,6 @@ class Time(Serializable, Generic[TValue]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Set value and unit from a result of `state_dict`."""
         self._value, self._unit = state["value"], TimeUnit(state["unit"])
-
-
-def _plain_value(value: Any, unit: TimeUnit) -> int | float:
-    """Return a number of any library as a float for a duration, and as an int for every other unit."""
-    if unit is TimeUnit.DURATION:
-        fraction = float(value)
-        if not math.isfinite(fraction):
-            raise ValueError(f"`value` must be finite, got {fraction!r}. Use for example '0.5dur'.")
-        return fraction
-    number = plain_int(value)
-    if number is None:
-        raise TypeError(
-            f"`value` must be an int for the unit {unit.value!r}, got {value!r} of type {type(value).__name__}. "
-            f"Only 'dur' takes fractions."
-        )
-    return number
-
-
-def _exact_int(text: str, number: float) -> int:
-    # Plain digits are parsed as an int: floats are not exact above 2**53.
-    digits = text.lstrip("+-").replace("_", "")
-    return int(text) if digits.isdigit() and "__" not in text and text[-1] != "_" else int(number)
 
 
 def ensure_time(maybe_time: TimeInput, int_unit: TimeUnit | str, *, argument: str = "") -> Time[Any]:

@@ -39,7 +39,7 @@ def shown_value(metric: Any) -> str:
     """Return the value that a metric computed last as text, without computing it."""
     if isinstance(metric, dict):
         return repr(MetricDict(metric))
-    computed = getattr(metric, "_computed", metric)  # of torchmetrics, until the next update
+    computed = getattr(metric, "_computed", metric)  # torchmetrics keeps the value until the next update
     return "not computed" if computed is None else number(computed)
 
 

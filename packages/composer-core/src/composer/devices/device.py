@@ -179,34 +179,25 @@ def _map_batch(batch: Any, map_fn: Callable[[torch.Tensor], Any]) -> Any:
             new = map_fn(old) if isinstance(old, torch.Tensor) else _map_batch(old, map_fn)
             is_same = is_same and new is old
             mapped.append(new)
-        return batch if is_same else _rebuild_sequence(batch, mapped)
+        return batch if is_same else _rebuilt(batch, mapped)
     if isinstance(batch, Mapping):
-        return _rebuild_mapping(batch, {key: _map_batch(value, map_fn) for key, value in batch.items()})
+        return _rebuilt(batch, {key: _map_batch(value, map_fn) for key, value in batch.items()})
     if isinstance(batch, Sequence) and not isinstance(batch, _STRINGS):
-        return _rebuild_sequence(batch, [_map_batch(element, map_fn) for element in batch])
+        return _rebuilt(batch, [_map_batch(element, map_fn) for element in batch])
     if is_batch_dataclass(batch):
         return with_fields(batch, {name: _map_batch(value, map_fn) for name, value in fields_of(batch).items()})
     return batch
 
 
-def _rebuild_mapping(batch: Mapping[Any, Any], mapped: dict[Any, Any]) -> Mapping[Any, Any]:
-    if type(batch) is dict:
-        return mapped
-    try:
-        return type(batch)(mapped)  # type: ignore[call-arg]
-    except TypeError:  # its constructor takes other arguments, like that of defaultdict
-        return mapped
-
-
-def _rebuild_sequence(batch: Sequence[Any], mapped: list[Any]) -> Sequence[Any]:
-    if type(batch) is list:
+def _rebuilt(batch: Any, mapped: dict[Any, Any] | list[Any]) -> Any:
+    """Return mapped parts in the type of their batch, or as they are if its constructor takes other arguments."""
+    if type(batch) in (dict, list):
         return mapped
     make: Any = getattr(type(batch), "_make", type(batch))  # a namedtuple takes its fields one by one
     try:
-        rebuilt: Sequence[Any] = make(x for x in mapped)
-    except TypeError:  # its constructor takes other arguments, like that of range
+        return make(mapped)
+    except TypeError:  # the constructor of a defaultdict or a range, for example
         return mapped
-    return rebuilt
 
 
 def _set_tf32(allow: bool) -> None:

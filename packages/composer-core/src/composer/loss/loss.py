@@ -176,7 +176,7 @@ def binary_cross_entropy_with_logits(
 
 
 def is_multi_label(loss: Any) -> bool:
-    """Return True if torch's binary losses compute a loss, to which each label is a problem of two classes.
+    """Return True for the binary losses of torch, which treat each label as a problem of two classes.
 
     Args:
         loss: A loss or a model; see `composer.loss.utils.innermost_loss`.
@@ -190,10 +190,10 @@ def is_multi_label(loss: Any) -> bool:
 
 
 def is_mean_of_classes(loss: Any) -> bool:
-    """Return True unless a loss is known to be no mean over positions that is linear in class probabilities.
+    """Return True for a mean over positions that is linear in class probabilities, such as a cross-entropy.
 
-    Cross-entropies are such a mean, and so is the loss of a model that does not say how it is computed. A loss of
-    another kind says so by an attribute `is_mean_of_classes = False`.
+    Return True also for a loss of unknown computation. Other losses declare themselves with an attribute
+    `is_mean_of_classes = False`; the binary losses of torch and losses that sum are known.
 
     Args:
         loss: A loss or a model; see `composer.loss.utils.innermost_loss`.

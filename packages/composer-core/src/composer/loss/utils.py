@@ -103,8 +103,8 @@ def dense_targets(
         smoothing: The weight s of the uniform distribution; 0 gives one-hot values.
         ignore_index: The index that the loss ignores. None: negative ones, with a warning.
         rescale: Multiply all values by the number of positions over the number of positions that are not ignored. The
-            mean over all positions, which `torch.nn.functional.cross_entropy` computes of dense targets, is then the
-            mean over those that are not ignored, which it computes of indices.
+            mean over all positions, which `torch.nn.functional.cross_entropy` computes for dense targets, then equals
+            the mean over the positions that are not ignored, which this function computes for indices.
         class_weights: The weights of the loss, shape (C,), whose sum over the labels `rescale` uses in place of their
             number, as the mean of `torch.nn.functional.cross_entropy` does.
         dtype: The dtype of the result.
@@ -171,9 +171,9 @@ def check_for_index_targets(targets: torch.Tensor) -> bool:
 def ignored_label(loss: Any) -> int | None:
     """Return the class index that a loss leaves out of its mean, or None if the loss does not say.
 
-    The first of these that exists: an attribute `ignore_index`; the argument of that name that `functools.partial` has
-    bound, or its default in the signature of a function; the same of the loss of a model (`loss_fn`), or of the module
-    inside a wrapper.
+    The index is an attribute `ignore_index`, or else the argument of that name that `functools.partial` has bound, or
+    its default in the signature of a function. For a model, the index is that of its loss (`loss_fn`); for a wrapper,
+    that of the module inside.
 
     Args:
         loss: A loss, such as `torch.nn.CrossEntropyLoss()` or `torch.nn.functional.cross_entropy`, or a model.
@@ -223,7 +223,7 @@ def loss_setting(loss: Any, name: str) -> Any:
 
 
 def class_weights_of(loss: Any) -> torch.Tensor | None:
-    """Return the class weights of a loss, shape (C,); None if it has none, or is neither torch's nor a function.
+    """Return the class weights of a loss of torch or a function, shape (C,); None without weights or for other losses.
 
     Args:
         loss: A loss or a model, as for `ignored_label`. An attribute `weight` of a model is not that of its loss.
@@ -243,7 +243,7 @@ def class_weights_of(loss: Any) -> torch.Tensor | None:
 
 
 def loss_for(loss: Any, targets: Any) -> Any:
-    """Return a loss, for probabilities one that accepts them: torch refuses them with an `ignore_index` of 0 or more.
+    """Return a loss that accepts the targets: torch refuses probabilities with an `ignore_index` of 0 or more.
 
     Args:
         loss: A loss; the result is another one only for torch's cross-entropy, and for functions with an argument

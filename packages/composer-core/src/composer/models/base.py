@@ -50,9 +50,9 @@ class ComposerModel(torch.nn.Module, abc.ABC):
     optimizers of the Trainer take turns in every batch: optimizer i steps after its own forward and backward pass,
     before which `begin_turn(i)` is called, so that `forward` and `loss` can compute the loss of one network.
 
-    Microbatches and ranks are weighted by the labels that the mean of the loss is over: those that differ from the
-    attribute `ignore_index` of the model or of its `loss_fn`, and without the first label of each row with
-    `shift_labels = True`. If neither has the attribute, they are weighted by their samples.
+    Microbatches and ranks are weighted by the number of labels that the loss averages over: the labels that differ from
+    the attribute `ignore_index` of the model or of its `loss_fn`, without the first label of each row if the model has
+    `shift_labels = True`. If neither has the attribute `ignore_index`, they are weighted by their samples.
 
     Attributes:
         logger: The logger of the Trainer that trains this model, or None. It is copied, but not pickled.

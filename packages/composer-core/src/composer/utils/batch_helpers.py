@@ -95,9 +95,17 @@ def batch_set(batch: Any, key: Any, value: Any) -> Any:
         return key(batch, value)
     if _is_pair(key):
         return key[1](batch, value)
-    if _is_many(key) and not _has_item(batch, key):
-        return _set_each(batch, key, value)
-    return _set_one(batch, key, value)
+    if not _is_many(key) or _has_item(batch, key):
+        return _set_one(batch, key, value)
+    is_collection = isinstance(value, Collection) and not isinstance(value, (str, bytes))
+    if not is_collection or len(key) != len(value):
+        got = len(value) if is_collection else repr(value)
+        raise ValueError(f"`value` must contain one element for each of the {len(key)} keys, got {got}.")
+    for each in key:  # before any change, so that a missing key leaves the batch unchanged
+        _check_settable(batch, each)
+    for each, part in zip(key, value, strict=True):
+        batch = _set_one(batch, each, part)
+    return batch
 
 
 def find_part(batch: Any, part: Literal["input", "target"]) -> Any:
@@ -244,18 +252,6 @@ def _check_settable(batch: Any, key: Any) -> bool:
             ) from error
         raise _missing(batch, key, error) from None
     return False
-
-
-def _set_each(batch: Any, keys: Sequence[Any], values: Any) -> Any:
-    if not isinstance(values, Collection) or isinstance(values, (str, bytes)):
-        raise ValueError(f"`value` must contain one element for each of the {len(keys)} keys, got {values!r}.")
-    if len(keys) != len(values):
-        raise ValueError(f"`value` must contain one element for each of the {len(keys)} keys, got {len(values)}.")
-    for key in keys:  # before any change, so that a missing key leaves the batch unchanged
-        _check_settable(batch, key)
-    for key, value in zip(keys, values, strict=True):
-        batch = _set_one(batch, key, value)
-    return batch
 
 
 def is_batch_dataclass(value: Any) -> bool:

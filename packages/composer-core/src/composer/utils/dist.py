@@ -208,21 +208,17 @@ def initialize_dist(device: Device | str | None = None, timeout: float = 300.0) 
         return
     if backend in _REGISTERS_BACKEND:
         import_module(_REGISTERS_BACKEND[backend])
-    _init_process_group(backend, timedelta(seconds=timeout))
-
-
-def _init_process_group(backend: str, timeout: timedelta) -> None:
-    init = torch.distributed.init_process_group
+    init, limit = torch.distributed.init_process_group, timedelta(seconds=timeout)
     if backend == "xla":
-        init(backend, init_method="xla://", timeout=timeout)
+        init(backend, init_method="xla://", timeout=limit)
     elif all(from_environment(name) in (None, default) for name, default in DEFAULTS.items()):
         from torch.distributed import HashStore  # type: ignore[attr-defined]  # torch does not list it
 
         for name, default in DEFAULTS.items():
             os.environ[name] = str(default)
-        init(backend, store=HashStore(), world_size=1, rank=0, timeout=timeout)
+        init(backend, store=HashStore(), world_size=1, rank=0, timeout=limit)
     else:
-        init(backend, timeout=timeout)
+        init(backend, timeout=limit)
 
 
 def destroy_process_group(group: ProcessGroup | None = None) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 import string
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,8 +46,11 @@ def format_name_with_dist(format_str: str, run_name: str, **extra_format_kwargs:
         >>> format_name_with_dist("{run_name}/ep{epoch}-rank{rank}.pt", "mnist", rank=3)
         'mnist/ep{epoch}-rank3.pt'
     """
-    variables: dict[str, Any] = {"run_name": run_name, **_dist_variables(), **extra_format_kwargs}
-    return partial_format(format_str, **variables)
+    variables: dict[str, Any] = {"run_name": run_name}
+    for name, getter in _DIST.items():
+        with suppress(dist.MissingEnvironmentError):  # left in the string
+            variables[name] = getattr(dist, getter)()
+    return partial_format(format_str, **variables | extra_format_kwargs)
 
 
 def format_name_with_dist_and_time(
@@ -65,16 +69,6 @@ def format_name_with_dist_and_time(
     counts = {name: getattr(timestamp, name).value for name in (*_TOTALS, *_IN_EPOCH)}
     clocks = {name: getattr(timestamp, name).total_seconds() for name in _CLOCKS}
     return format_name_with_dist(format_str, run_name, **{**counts, **clocks, **extra_format_kwargs})
-
-
-def _dist_variables() -> dict[str, int]:
-    known: dict[str, int] = {}
-    for name, getter in _DIST.items():
-        try:
-            known[name] = getattr(dist, getter)()
-        except dist.MissingEnvironmentError:
-            continue  # left in the string
-    return known
 
 
 def parse_uri(uri: str) -> tuple[str, str, str]:
@@ -140,7 +134,10 @@ def ensure_folder_has_no_conflicting_files(
         ValueError: A file matches, but `filename` has a count in the epoch without the epoch.
     """
     pattern = _file_name_pattern(filename)
-    for name in _names_in(folder_name) if names is None else names:
+    if names is None:
+        paths = (os.path.join(folder, name) for folder, _, files in os.walk(folder_name) for name in sorted(files))
+        names = (os.path.relpath(path, folder_name).replace(os.sep, "/") for path in paths)
+    for name in names:
         match = pattern.fullmatch(name)
         if match is None:
             continue
@@ -152,12 +149,6 @@ def ensure_folder_has_no_conflicting_files(
                 f"{counts[later]}, is greater than the current one, {getattr(timestamp, later).value}. Use another "
                 f"folder, or allow overwriting."
             )
-
-
-def _names_in(folder_name: str | Path) -> Iterator[str]:
-    for folder, _, files in os.walk(folder_name):
-        for name in sorted(files):
-            yield os.path.relpath(os.path.join(folder, name), folder_name).replace(os.sep, "/")
 
 
 def _file_name_pattern(filename: str) -> re.Pattern[str]:

@@ -89,7 +89,11 @@ def create_interval_scheduler(
     last_batch, last_event = -1, None
     # Other libraries read `__closure__[-1]`: this name sorts last.
     time_interval = ensure_time(interval, TimeUnit.EPOCH, argument="interval")
-    regular = _regular_event(time_interval.unit, checkpoint_events)
+    checkpoint, end = {
+        TimeUnit.EPOCH: (Event.EPOCH_CHECKPOINT, Event.EPOCH_END),
+        TimeUnit.ITERATION: (Event.ITERATION_CHECKPOINT, Event.ITERATION_END),
+    }.get(time_interval.unit, (Event.BATCH_CHECKPOINT, Event.BATCH_END))
+    regular = checkpoint if checkpoint_events else end
 
     def check_interval(state: State, event: Event) -> bool:
         nonlocal last_batch, last_event
@@ -115,14 +119,6 @@ def create_interval_scheduler(
         return is_due
 
     return check_interval
-
-
-def _regular_event(unit: Any, checkpoint_events: bool) -> Event:
-    if unit is TimeUnit.EPOCH:
-        return Event.EPOCH_CHECKPOINT if checkpoint_events else Event.EPOCH_END
-    if unit is TimeUnit.ITERATION:
-        return Event.ITERATION_CHECKPOINT if checkpoint_events else Event.ITERATION_END
-    return Event.BATCH_CHECKPOINT if checkpoint_events else Event.BATCH_END
 
 
 def _has_passed(state: State, interval: Time[Any]) -> bool:

@@ -33,8 +33,8 @@ STR_TO_DTYPE = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bflo
 """Data types of torch by their short names."""
 
 _log = logging.getLogger(__name__)
-_MAKES_TENSOR = {"ToTensor", "PILToTensor", "ToImage"}  # of torchvision.transforms and of its v2
-_FIRST_NAME = re.compile(r"[^.\[]*")  # of a replacement field such as `run.name[0]`
+_MAKES_TENSOR = {"ToTensor", "PILToTensor", "ToImage"}  # class names in torchvision.transforms and its v2
+_FIRST_NAME = re.compile(r"[^.\[]*")  # matches `run` in a replacement field such as `run.name[0]`
 
 
 def is_model_ddp(model: torch.nn.Module) -> bool:
@@ -216,22 +216,18 @@ def add_vision_dataset_transform(
         steps.insert(position + 1 if is_tensor_transform else position, transform)
         compose = type(existing) if is_compose else import_module("torchvision.transforms").Compose
         dataset.transform = compose(steps)
-    _update_joint_transform(dataset)
-    _log.warning("Added %r to the transforms of %s: %r.", transform, type(dataset).__name__, dataset.transform)
-
-
-def _is_a(transform: object, names: set[str]) -> bool:
-    return any(base.__name__ in names for base in type(transform).__mro__)
-
-
-def _update_joint_transform(dataset: Any) -> None:
-    """Update `transforms`: some datasets read this `StandardTransform`, which has a copy of `transform`."""
+    # Some datasets read `transforms`, a `StandardTransform` with a copy of `transform`.
     joint = getattr(dataset, "transforms", None)
     if joint is not None and _is_a(joint, {"StandardTransform"}):
         dataset.transforms = type(joint)(dataset.transform, dataset.target_transform)
     elif joint is None and hasattr(dataset, "transforms"):
         standard = import_module("torchvision.datasets.vision").StandardTransform
         dataset.transforms = standard(dataset.transform, dataset.target_transform)
+    _log.warning("Added %r to the transforms of %s: %r.", transform, type(dataset).__name__, dataset.transform)
+
+
+def _is_a(transform: object, names: set[str]) -> bool:
+    return any(base.__name__ in names for base in type(transform).__mro__)
 
 
 def needs_closure(optimizer: torch.optim.Optimizer) -> bool:

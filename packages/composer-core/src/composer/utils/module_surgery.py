@@ -111,7 +111,10 @@ def replace_module_classes(
             if recurse_on_replacements:
                 queue.extend(unseen)
             if optimizers:
-                _update_optimizer(old, new, module, optimizers)
+                new_params = list(new.parameters())
+                used_elsewhere = {*module.parameters()} - {*new_params}
+                removed = [p for p in old.parameters() if p not in used_elsewhere]
+                update_params_in_optimizer(removed, new_params, optimizers)
     warn_about_kept_modules("replace_module_classes", module, kept)
     if replaced and not optimizers:
         _log.info("%d modules were replaced without an optimizer. Create the optimizer afterwards.", len(replaced))
@@ -180,14 +183,12 @@ def find_adapter_layers(model: torch.nn.Module) -> set[torch.nn.Module]:
     Args:
         model: The model, which may be an adapter itself.
     """
-    adapters = [module for module in model.modules() if _is_adapter(module)]
-    return {part for adapter in adapters for part in adapter.modules() if part is not adapter}
-
-
-def _is_adapter(module: torch.nn.Module) -> bool:
-    if module._modules.get("base_layer") is None:
-        return False
-    return hasattr(module, "adapter_layer_names") or any(name.startswith("lora_") for name in module._modules)
+    layers: set[torch.nn.Module] = set()
+    for module in model.modules():
+        is_lora = hasattr(module, "adapter_layer_names") or any(name.startswith("lora_") for name in module._modules)
+        if is_lora and module._modules.get("base_layer") is not None:
+            layers.update(part for part in module.modules() if part is not module)
+    return layers
 
 
 def warn_about_kept_modules(function: str, model: torch.nn.Module, kept: Mapping[torch.nn.Module, str]) -> None:
@@ -401,13 +402,6 @@ _HOOKS = (
 )
 
 
-def _move_hooks(old: torch.nn.Module, new: torch.nn.Module) -> None:
-    """Move the hooks of `old` in the same dicts, so that their handles can still remove them."""
-    if any(vars(old)[name] for name in _HOOKS):
-        vars(new).update({name: vars(old)[name] for name in _HOOKS})
-        vars(new)["_is_full_backward_hook"] = vars(old)["_is_full_backward_hook"]
-
-
 def _put_in_place(old: torch.nn.Module, new: torch.nn.Module, root: torch.nn.Module, places: _Places) -> None:
     if new is old:
         return
@@ -416,8 +410,9 @@ def _put_in_place(old: torch.nn.Module, new: torch.nn.Module, root: torch.nn.Mod
     if tensor is not None:
         new.to(tensor.device)
     kept = set(old.modules())
-    if old not in set(new.modules()):
-        _move_hooks(old, new)
+    if old not in set(new.modules()) and any(vars(old)[name] for name in _HOOKS):
+        # The same dicts, so that the handles of the hooks can still remove them.
+        vars(new).update({name: vars(old)[name] for name in (*_HOOKS, "_is_full_backward_hook")})
     for part in new.modules():
         if part not in kept:
             part.training = old.training
@@ -425,11 +420,3 @@ def _put_in_place(old: torch.nn.Module, new: torch.nn.Module, root: torch.nn.Mod
         if parent._modules.get(name) is old:
             setattr(parent, name, new)
             places.setdefault(new, []).append((parent, name))
-
-
-def _update_optimizer(
-    old: torch.nn.Module, new: torch.nn.Module, root: torch.nn.Module, optimizers: Optimizers
-) -> None:
-    new_params = list(new.parameters())
-    used_elsewhere = {*root.parameters()} - {*new_params}
-    update_params_in_optimizer([p for p in old.parameters() if p not in used_elsewhere], new_params, optimizers)

@@ -104,10 +104,16 @@ def load_rng_state(rng_state_dicts: list[dict[str, Any]]) -> None:
         return
     state = rng_state_dicts[rank]
     _load_host_state(state)
-    if "cuda" in state:
-        _load_cuda_state(state["cuda"])
-    elif _uses_cuda():
-        warnings.warn("The random state of CUDA was not saved, so it is not restored.", stacklevel=2)
+    if "cuda" not in state:
+        if _uses_cuda():
+            warnings.warn("The random state of CUDA was not saved, so it is not restored.", stacklevel=2)
+    elif not torch.cuda.is_available():
+        warnings.warn("A random state of CUDA was saved, but there is no CUDA device.", stacklevel=2)
+    else:
+        try:
+            torch.cuda.set_rng_state(state["cuda"])
+        except RuntimeError as error:  # other torch versions have states of another size
+            warnings.warn(f"The random state of CUDA could not be restored: {error}", stacklevel=2)
 
 
 @contextmanager
@@ -156,13 +162,3 @@ def _load_host_state(state: dict[str, Any]) -> None:
     torch.set_rng_state(state["torch"])
     random.setstate(state["python"])
     np.random.set_state(state["numpy"])  # noqa: NPY002
-
-
-def _load_cuda_state(state: torch.Tensor) -> None:
-    if not torch.cuda.is_available():
-        warnings.warn("A random state of CUDA was saved, but there is no CUDA device.", stacklevel=3)
-        return
-    try:
-        torch.cuda.set_rng_state(state)
-    except RuntimeError as error:  # other torch versions have states of another size
-        warnings.warn(f"The random state of CUDA could not be restored: {error}", stacklevel=3)

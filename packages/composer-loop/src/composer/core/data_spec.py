@@ -91,8 +91,13 @@ class DataSpec:
         self.microbatch_transforms = microbatch_transforms or unchanged
         self.split_batch = split_batch or default_split_batch
         self._count_samples = get_num_samples_in_batch or count_samples
-        if get_num_samples_in_batch is None and _may_yield_samples(dataloader):
-            self._count_samples = self._count_first
+        if get_num_samples_in_batch is None:
+            is_whole = isinstance(dataloader, DataLoader) and (
+                dataloader.batch_size is None or bool(_stages_of(dataloader))
+            )
+            # These yield the items of a dataset, which may be samples instead of batches.
+            if is_whole or isinstance(dataloader, IterableDataset):
+                self._count_samples = self._count_first
         self._max_seq_len = getattr(getattr(dataloader, "dataset", None), "max_seq_len", None)
         self.has_token_counter = get_num_tokens_in_batch is not None
         self._count_tokens = get_num_tokens_in_batch or self._default_get_num_tokens_in_batch
@@ -148,8 +153,8 @@ class DataSpec:
     def count_batch(self, batch: Batch) -> tuple[int | float, int]:
         """Return the number of samples and of tokens in a batch, for use at every step.
 
-        They are those of `get_num_samples_in_batch` and `get_num_tokens_in_batch`, even if these were replaced; a
-        tuple or list of tensors takes a faster path.
+        The numbers equal the results of `get_num_samples_in_batch` and `get_num_tokens_in_batch`, even if these methods
+        were replaced. A tuple or list of tensors takes a faster path.
 
         Args:
             batch: A batch of this dataloader.
@@ -327,7 +332,7 @@ def check_yields_batches(argument: str, dataloader: Any) -> None:
         dataloader: The value.
 
     Raises:
-        TypeError: It is not.
+        TypeError: The value is not iterable, or its items are samples.
     """
     kind = type(dataloader)
     if isinstance(dataloader, type):
@@ -342,7 +347,9 @@ def check_yields_batches(argument: str, dataloader: Any) -> None:
             f"Pass `torch.utils.data.DataLoader({dataset}.with_format('torch'), batch_size=...)`, with "
             f"`batch_size=None` if `dataset.batch(...)` has made batches already."
         )
-    elif _yields_samples(dataloader):
+    elif isinstance(dataloader, (torch.Tensor, np.ndarray)) or (
+        isinstance(dataloader, Dataset) and not isinstance(dataloader, IterableDataset)
+    ):
         got, hint = f"a {kind.__name__}, whose items are samples", _WRAP
     elif not isinstance(dataloader, Iterable) and not hasattr(dataloader, "__getitem__"):
         got, hint = kind.__name__, _WRAP
@@ -373,12 +380,6 @@ def _check_batches(argument: str, batches: Sequence[Any]) -> None:
                 f"`{argument}` must be an iterable of batches, such as tuples of tensors, got a "
                 f"{type(batches).__name__} with {item!r}, which has no samples. {_WRAP}"
             )
-
-
-def _yields_samples(dataloader: Any) -> bool:
-    if isinstance(dataloader, (torch.Tensor, np.ndarray)):
-        return True
-    return isinstance(dataloader, Dataset) and not isinstance(dataloader, IterableDataset)
 
 
 def unchanged(batch: Batch) -> Batch:
@@ -444,13 +445,6 @@ def _check_dataloader(dataloader: DataLoader[Any]) -> None:
 
 
 # ---- loaders that can only be checked by their first item
-
-
-def _may_yield_samples(dataloader: Any) -> bool:
-    """Return True if the items of a loader are those of a dataset, which may be samples, or files of a WebDataset."""
-    if isinstance(dataloader, DataLoader):
-        return dataloader.batch_size is None or bool(_stages_of(dataloader))
-    return isinstance(dataloader, IterableDataset)
 
 
 def _check_first(dataloader: Any, batch: Any) -> None:
@@ -528,7 +522,7 @@ def is_endless(dataloader: Any) -> bool:
     return not is_limited and any(type(source).__name__ in _RESAMPLES for source in sources)
 
 
-_RESAMPLES = ("ResampledShards", "ResampledShardList")  # classes of webdataset
+_RESAMPLES = ("ResampledShards", "ResampledShardList")  # class names of webdataset
 
 
 def _pipeline_of(data: Any) -> list[Any]:
@@ -550,18 +544,14 @@ def _check_batched_once(dataloader: Any) -> None:
     loader = stages[0] if is_web else dataloader
     if not isinstance(loader, DataLoader) or loader.batch_size is None or loader.collate_fn is not default_collate:
         return
-    if _is_batched(_pipeline_of(loader.dataset)) and not (is_web and len(stages) > 1):
+    names = [getattr(getattr(stage, "f", None), "__name__", "") for stage in _pipeline_of(loader.dataset)]
+    last = next((name for name in reversed(names) if name in ("_batched", "_unbatched")), "")
+    if last == "_batched" and not (is_web and len(stages) > 1):
         raise TypeError(
             f"`dataloader` must make batches once, but the WebDataset is batched, and the {type(dataloader).__name__} "
             f"makes batches of {loader.batch_size} of its batches. Pass `batch_size=None`, or leave out "
             f"`.batched(...)`. If batches of batches are meant, pass a `collate_fn` of your own."
         )
-
-
-def _is_batched(stages: Sequence[Any]) -> bool:
-    names = [getattr(getattr(stage, "f", None), "__name__", "") for stage in stages]
-    last = next((name for name in reversed(names) if name in ("_batched", "_unbatched")), "")
-    return last == "_batched"
 
 
 # ---- splitting and counting
@@ -622,7 +612,7 @@ _default_split_batch = default_split_batch
 
 
 def _common_length(fields: Iterable[Any]) -> int | None:
-    """Return the number of samples in each of these tensors; None if they differ, or not all are such tensors."""
+    """Return the number of samples that all tensors have; None if the numbers differ or a field is not a tensor."""
     samples = None
     for field in fields:
         if type(field) is not torch.Tensor or not field.dim():
@@ -793,7 +783,7 @@ def _is_per_sample(items: Sequence[Any], samples: int | None) -> bool:
 
 
 def _sizes(item: Any) -> set[int | None]:
-    """Return the lengths of everything in `item` that may have an entry per sample; None stands for what has none."""
+    """Return the lengths of all parts of `item` that may have an entry per sample; None for a part without a length."""
     if is_batch_dataclass(item):
         item = fields_of(item)
     if isinstance(item, torch.Tensor):

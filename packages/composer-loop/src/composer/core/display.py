@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from composer.core.engine import Plan
     from composer.core.state import State
 
-_MAX_METRICS = 20  # rows
+_MAX_METRICS = 20  # the largest number of rows
 _PLAIN = (bool, int, float, str, Time)
 
 
@@ -39,7 +39,7 @@ def name_of_model(model: torch.nn.Module) -> str:
         >>> name_of_model(ModuleWithLoss(torch.nn.Linear(3, 2), torch.nn.functional.cross_entropy))
         'Linear'
     """
-    inner = getattr(model, "module", None)  # of DDP, `ModuleWithLoss` or a classifier
+    inner = getattr(model, "module", None)  # an attribute of DDP, `ModuleWithLoss` and classifiers
     return name_of_model(inner) if isinstance(inner, torch.nn.Module) else type(model).__name__
 
 

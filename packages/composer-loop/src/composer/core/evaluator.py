@@ -62,16 +62,36 @@ class Evaluator:
         eval_interval: SupportsIndex | str | Time[int] | Time[float] | Callable[[State, Event], bool] | None = None,
         device_eval_microbatch_size: SupportsIndex | float | str | None = None,
     ) -> None:
-        _check_label(label)
+        if not isinstance(label, str) or not label:
+            raise TypeError(f"`label` must be a name such as 'eval', got {label!r}.")
+        if label == "train":
+            raise ValueError(
+                "`label` must not be 'train', the label of the training metrics. Use for example 'train_eval'."
+            )
         self.label = label
         self._inherited: dict[str, Any] = {}  # the values from a Trainer
         self.dataloader = ensure_data_spec(dataloader)
         self.metric_names = _metric_names(metric_names)
-        self.subset_num_batches = _subset(subset_num_batches)
+        number = plain_int(subset_num_batches)
+        if subset_num_batches is not None and (number is None or number < -1 or number == 0):
+            raise ValueError(
+                f"`subset_num_batches` must be a positive number of batches, -1 for all, or None for that of the "
+                f"Trainer, got {subset_num_batches!r}."
+            )
+        self.subset_num_batches = number
         self.eval_interval = eval_interval
         self.auto_microbatching = device_eval_microbatch_size == "auto"
         if self.auto_microbatching:
-            _check_auto_microbatching(self.dataloader)
+            if getattr(self.dataloader, "seq_parallel_world_size", 1) != 1:
+                raise ValueError(
+                    "`device_eval_microbatch_size` must be a number for a dataloader with `seq_parallel_world_size`, "
+                    "got 'auto'. Set the number of samples per forward pass."
+                )
+            warnings.warn(
+                "`device_eval_microbatch_size='auto'` may potentially fail with unexpected CUDA errors, because it "
+                "continues after an out-of-memory error. If it fails, set a number.",
+                stacklevel=2,
+            )
         self.device_eval_microbatch_size = _microbatch_size(device_eval_microbatch_size, self.dataloader.dataloader)
         check_microbatch_size("device_eval_microbatch_size", self.device_eval_microbatch_size, self.dataloader)
 
@@ -89,12 +109,22 @@ class Evaluator:
     ) -> None:
         interval: Any = plain_number(eval_interval)
         if isinstance(interval, (int, str, Time)) and not isinstance(interval, bool):
-            _check_interval(interval)
+            if ensure_time(interval, TimeUnit.EPOCH, argument="eval_interval").value < 0:
+                raise ValueError(
+                    f"`eval_interval` must be positive, or 0 to never evaluate during training, got "
+                    f"{str(interval)!r}. Use for example '1ep'."
+                )
             self._eval_interval: Callable[[State, Event], bool] | None = create_interval_scheduler(
                 interval, checkpoint_events=False, final_events={Event.FIT_END}
             )
+        elif isinstance(interval, (bool, type)) or not (interval is None or callable(interval)):
+            raise TypeError(
+                f"`eval_interval` must be a time such as '1ep' or '100ba', a number of epochs or a function, got "
+                f"{interval!r}."
+            )
         else:
-            _check_function(interval)
+            if interval is not None:
+                check_interval_function("eval_interval", interval)
             self._eval_interval = interval
 
     def _inherit(self, **values: Any) -> None:
@@ -141,43 +171,6 @@ def ensure_evaluator(
     return Evaluator(label="eval", dataloader=evaluator, metric_names=default_metric_names)
 
 
-def _check_label(label: Any) -> None:
-    if not isinstance(label, str) or not label:
-        raise TypeError(f"`label` must be a name such as 'eval', got {label!r}.")
-    if label == "train":
-        raise ValueError(
-            "`label` must not be 'train', the label of the training metrics. Use for example 'train_eval'."
-        )
-
-
-def _check_function(interval: Any) -> None:
-    if isinstance(interval, (bool, type)) or not (interval is None or callable(interval)):
-        raise TypeError(
-            f"`eval_interval` must be a time such as '1ep' or '100ba', a number of epochs or a function, got "
-            f"{interval!r}."
-        )
-    if interval is not None:
-        check_interval_function("eval_interval", interval)
-
-
-def _check_interval(interval: int | str | Time[Any]) -> None:
-    if ensure_time(interval, TimeUnit.EPOCH, argument="eval_interval").value < 0:
-        raise ValueError(
-            f"`eval_interval` must be positive, or 0 to never evaluate during training, got {str(interval)!r}. Use for "
-            f"example '1ep'."
-        )
-
-
-def _subset(subset: Any) -> int | None:
-    number = plain_int(subset)
-    if subset is not None and (number is None or number < -1 or number == 0):
-        raise ValueError(
-            f"`subset_num_batches` must be a positive number of batches, -1 for all, or None for that of the Trainer, "
-            f"got {subset!r}."
-        )
-    return number
-
-
 def _metric_names(names: Any) -> list[str] | None:
     if names is None:
         return None
@@ -192,19 +185,6 @@ def _metric_names(names: Any) -> list[str] | None:
                 f"`metric_names` must contain regular expressions, got {name!r}: {error}. '.*' matches everything."
             ) from error
     return sorted(names) if isinstance(names, Set) else list(names)
-
-
-def _check_auto_microbatching(data_spec: DataSpec) -> None:
-    if getattr(data_spec, "seq_parallel_world_size", 1) != 1:
-        raise ValueError(
-            "`device_eval_microbatch_size` must be a number for a dataloader with `seq_parallel_world_size`, "
-            "got 'auto'. Set the number of samples per forward pass."
-        )
-    warnings.warn(
-        "`device_eval_microbatch_size='auto'` may potentially fail with unexpected CUDA errors, because it continues "
-        "after an out-of-memory error. If it fails, set a number.",
-        stacklevel=3,
-    )
 
 
 def _microbatch_size(size: Any, dataloader: Iterable[Any]) -> int | float | None:

@@ -216,7 +216,15 @@ class Driver:
         if total is loss and not self.losses:  # the usual case, in every step
             self.losses["loss/train/total"] = total.detach()
         else:
-            _add_losses(self.losses, loss, total, weight)
+            add_loss(self.losses, "loss/train/total", total.detach())
+            parts: Mapping[str, Any] = {}
+            if isinstance(loss, Mapping):
+                parts = loss
+            elif not isinstance(loss, torch.Tensor) and len(loss) > 1:
+                parts = {f"loss{i}": part for i, part in enumerate(loss)}
+            for key, part in parts.items():
+                if key != "total":
+                    add_loss(self.losses, f"loss/train/{key}", weighted(total_loss(part).detach(), weight))
         if compute is None:
             total.backward(create_graph=self.create_graph)  # type: ignore[no-untyped-call]
         else:
@@ -355,24 +363,6 @@ def forward_and_loss(forward: Callable[[Any], Any], model: ComposerModel, batch:
 def copied(batch: Any) -> Any:
     """Return a batch that can be changed in place; its tensors are the same."""
     return batch if isinstance(batch, (torch.Tensor, tuple)) else copy.copy(batch)
-
-
-def _add_losses(losses: dict[str, torch.Tensor], loss: Any, total: torch.Tensor, weight: Count) -> None:
-    """Add a microbatch's share to the losses of a step.
-
-    Args:
-        losses: The losses so far, by key.
-        loss: What the model's `loss` returned.
-        total: The sum of all losses, times `weight`.
-        weight: The fraction of the step that the microbatch is.
-    """
-    shares = {"total": total.detach()}
-    if isinstance(loss, Mapping):
-        shares |= {key: weighted(total_loss(part).detach(), weight) for key, part in loss.items() if key != "total"}
-    elif not isinstance(loss, torch.Tensor) and len(loss) > 1:
-        shares |= {f"loss{i}": weighted(total_loss(part).detach(), weight) for i, part in enumerate(loss)}
-    for name, share in shares.items():
-        add_loss(losses, f"loss/train/{name}", share)
 
 
 def add_loss(losses: dict[str, torch.Tensor], key: str, share: torch.Tensor) -> None:

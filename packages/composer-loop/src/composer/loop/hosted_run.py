@@ -48,9 +48,9 @@ from composer.utils.reproducibility import seed_context
 __all__ = ["HostedRun", "algorithms_in", "total_loss"]
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
-_END = object()  # of a loader
+_END = object()  # marks the end of a loader
 
-# What a run may do next, and how a message names it.
+# The phases of a run, as messages name them; each allows some of the methods.
 _CREATED, _READY, _FIT, _EPOCH = (
     "before `init`",
     "outside `begin_fit` and `end_fit`",
@@ -204,9 +204,16 @@ class HostedRun:
                     f"`schedulers` must have a method `step`, got {each!r}. For a schedule of `composer.optim` pass "
                     f"none, and add `run.state.schedulers = compile_composer_scheduler(schedule, run.state)`."
                 )
+        for name, function in (("forward", forward), ("loss", loss)):
+            if function is not None and not callable(function):
+                raise TypeError(f"`{name}` must be a function, got {function!r}.")
+        if loss is None and forward is not None:
+            raise ValueError("`loss` must be given together with `forward`. Pass `loss=lambda outputs, batch: ...`.")
+        if not isinstance(model, torch.nn.Module):
+            raise TypeError(f"`model` must be a `torch.nn.Module`, got {type(model).__name__}.")
         self._saver = _SaveMarker()
         self.state = state = State(
-            model=_with_loss(model, forward, loss),
+            model=model if loss is None else _WithLoss(model, forward_inputs if forward is None else forward, loss),
             rank_zero_seed=seed,
             max_duration=max_duration,
             precision=precision,
@@ -233,7 +240,7 @@ class HostedRun:
         self._backward: Callable[[torch.Tensor], object] | None = None
         self._outer = ExitStack()  # restores the loader and the batch after an evaluation
         self._lap_start = time.perf_counter()
-        self._first_batch, self._is_described = 0, False  # of this call of `begin_fit`
+        self._first_batch, self._is_described = 0, False  # set by each `begin_fit`
         self._clear()
 
     def _clear(self) -> None:
@@ -241,13 +248,13 @@ class HostedRun:
         self._samples: float = 0
         self._tokens = 0
         self._has_batch = False
-        self._weights: list[Count] = []  # of the batches of the step; empty if the host weights them
-        self._next = 0  # the index of the next one
+        self._weights: list[Count] = []  # the weights of the batches of the step; empty if the host weights them
+        self._next = 0  # the index of the next batch
         self._passes: list[tuple[Any, Count, dict[str, torch.Tensor]]] = []  # batch, weight and random state
         self._weight: Count = 1.0
         self._is_first = True
         self.replay_index: int | None = None
-        self._losses: dict[str, torch.Tensor] = {}  # of the first passes of the step
+        self._losses: dict[str, torch.Tensor] = {}  # the losses of the passes before any replay
 
     # ---- before training ----
 
@@ -290,7 +297,7 @@ class HostedRun:
         algorithms = [each for each in self.state.algorithms if not isinstance(each, HostFeatures)]
         _check_supported(algorithms, unavailable, accumulate)
         algorithms += [HostFeatures(host_provides)] if host_provides else []
-        Ordering(algorithms)  # raises ConflictError
+        Ordering(algorithms)  # raises ConflictError, before anything is changed
         self.state.algorithms, self.state.precision = algorithms, precision
         self.accumulate = self._position.accumulate = accumulate
         self._choose_autocast()
@@ -459,7 +466,9 @@ class HostedRun:
                 counts = [self._terms.count(batch) for batch in group]
                 total: Any = sum(counts)
                 if self._is_distributed:
-                    total = _mean_over_ranks(state, total)
+                    total = _sum_over_ranks(state, total) / dist.get_world_size()
+                    # Reading the number from an accelerator would wait for it.
+                    total = total.item() if total.device.type == "cpu" else total.float()
                 self._weights = [share_of(count, total) for count in counts]
             if expected is not None and state.timestamp.batches_in_epoch == expected.value:
                 warn_of_longer_epoch(state.dataloader, expected.value)
@@ -664,7 +673,17 @@ class HostedRun:
             RuntimeError: `backward` was not called, or there is no optimizer.
         """
         self._require("step", _GRADIENTS, hint="Call `loss` and `backward` first.")
-        self._check_stepped()
+        if not self._is_watching_optimizers:
+            self._is_watching_optimizers = True
+            for optimizer in self.state.optimizers:
+                inner = getattr(optimizer, "base_optimizer", optimizer)  # the loop steps the wrapped optimizer
+                if hasattr(inner, "register_step_post_hook"):
+                    inner.register_step_post_hook(self._record_external_step)
+        if self._stepped is not None:
+            raise RuntimeError(
+                f"`step` steps the optimizers, but {self._stepped} has stepped since the last one. Remove "
+                f"`optimizer.step()` from the loop."
+            )
         self._next += 1
         if self._next < len(self._weights):
             self._phase = _BATCH
@@ -686,23 +705,10 @@ class HostedRun:
         self.end_batch()
         return True
 
-    def _check_stepped(self) -> None:
-        """Raise RuntimeError if the loop has stepped an optimizer itself, which would be a second step."""
-        if not self._is_watching_optimizers:
-            self._is_watching_optimizers = True
-            for optimizer in self.state.optimizers:
-                inner = getattr(optimizer, "base_optimizer", optimizer)  # the one that the loop knows
-                if hasattr(inner, "register_step_post_hook"):
-                    inner.register_step_post_hook(self._record_external_step)
-        if self._stepped is not None:
-            raise RuntimeError(
-                f"`step` steps the optimizers, but {self._stepped} has stepped since the last one. Remove "
-                f"`optimizer.step()` from the loop."
-            )
-
     def _record_external_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         rates = [group.get("lr") for group in optimizer.param_groups]
-        if any(not isinstance(rate, (float, int)) or rate for rate in rates):  # else it only creates its state
+        # A step with all learning rates 0 only creates the state of the optimizer.
+        if any(not isinstance(rate, (float, int)) or rate for rate in rates):
             self._stepped = type(optimizer).__name__
 
     def after_gradients(self) -> None:
@@ -734,17 +740,15 @@ class HostedRun:
                 if first is not None:
                     first()
             else:
-                self._replay(self._repeat_pass if again is None else again)
+                self._replay(again)
                 (self.after_gradients if then is None else then)()
             total = self._driver.losses.get("loss/train/total")  # None if the host has computed the gradients
             return total_loss(self.state.loss).detach() if total is None else total
 
         return run
 
-    def _repeat_pass(self, batch: Any) -> None:
-        self.backward(self.loss(batch), self._backward)
-
-    def _replay(self, again: Callable[[Any], object]) -> None:
+    def _replay(self, again: Callable[[Any], object] | None) -> None:
+        """Clear the gradients and repeat the passes of the step; see `closure`."""
         for optimizer in self.state.optimizers:
             optimizer.zero_grad()
         self._is_first = True
@@ -753,7 +757,10 @@ class HostedRun:
                 self.replay_index, self._weight = i, weight
                 self._random.write(random)
                 self._phase = _BATCH
-                again(batch)
+                if again is None:
+                    self.backward(self.loss(batch), self._backward)
+                else:
+                    again(batch)
         finally:
             self.replay_index = None
 
@@ -769,7 +776,8 @@ class HostedRun:
         lap, self._lap_start = now - self._lap_start, now
         samples, tokens = self._samples, self._tokens
         if self._is_distributed:
-            samples, tokens = _sum_over_ranks(state, samples, tokens)
+            total, all_tokens = _sum_over_ranks(state, [samples, tokens]).tolist()
+            samples, tokens = int(total) if total.is_integer() else total, int(all_tokens)
         if self._losses and self._weights:  # else a host computes the gradients and weights them itself
             state.total_loss_dict = self._losses
             if self.engine.logger.destinations:
@@ -833,8 +841,14 @@ class HostedRun:
             if self._phase is _EVALUATION:
                 self.end_evaluation()
             if self._phase not in (_CREATED, _READY):
-                self._swap_out()
-                for optimizer in self.state.optimizers:
+                # No iteration starts, but at this event some algorithms put the weights of training back.
+                event, state = Event.ITERATION_START, self.state
+                for algorithm in state.algorithms:
+                    swaps = SWAPS_WEIGHTS in declared_placement(algorithm).provides
+                    events = declared_events(algorithm)
+                    if swaps and (events is None or event in events) and algorithm.match(event, state):
+                        algorithm.apply(event, state, self.engine.logger)
+                for optimizer in state.optimizers:
                     optimizer.zero_grad()
         finally:
             self._random.leave()
@@ -843,15 +857,6 @@ class HostedRun:
             self._clear()
             if self._phase is not _CREATED:
                 self._phase = _READY
-
-    def _swap_out(self) -> None:
-        """Put the weights of training back, as at the start of an iteration."""
-        event, state = Event.ITERATION_START, self.state  # only for these algorithms: no iteration starts
-        for algorithm in state.algorithms:
-            events = declared_events(algorithm)
-            swaps = SWAPS_WEIGHTS in declared_placement(algorithm).provides and (events is None or event in events)
-            if swaps and algorithm.match(event, state):
-                algorithm.apply(event, state, self.engine.logger)
 
     def close(self) -> None:
         """Close callbacks and loggers. Called when the run is garbage-collected, too."""
@@ -1127,20 +1132,6 @@ class _WithLoss(ComposerModel):
         raise AssertionError("each object has its own")
 
 
-def _with_loss(model: Any, forward: Any, loss: Any) -> Any:
-    """Return `model`, with a loss if one is given."""
-    for name, function in (("forward", forward), ("loss", loss)):
-        if function is not None and not callable(function):
-            raise TypeError(f"`{name}` must be a function, got {function!r}.")
-    if loss is None:
-        if forward is not None:
-            raise ValueError("`loss` must be given together with `forward`. Pass `loss=lambda outputs, batch: ...`.")
-        return model
-    if not isinstance(model, torch.nn.Module):
-        raise TypeError(f"`model` must be a `torch.nn.Module`, got {type(model).__name__}.")
-    return _WithLoss(model, forward_inputs if forward is None else forward, loss)
-
-
 def forward_inputs(module: Any, batch: Any) -> Any:
     """Run a module on the first part of a batch, which is what hosts do without a `forward`.
 
@@ -1213,7 +1204,7 @@ class _RandomStream:
     __enter__, __exit__ = enter, leave
 
     def current(self) -> dict[str, torch.Tensor]:
-        """Return the random state of training: those of the generators by device type."""
+        """Return the random state of training: the state of each generator, by device type."""
         return self._read() if self._is_inside else self._own
 
     def load(self, saved: Mapping[str, torch.Tensor], is_own: bool) -> None:
@@ -1221,8 +1212,8 @@ class _RandomStream:
 
         Args:
             saved: The states.
-            is_own: True if they are of this rank; otherwise the state is derived from the seed and the progress of the
-                run.
+            is_own: True if this rank saved the states; otherwise the state is derived from the seed and the progress
+                of the run.
         """
         self._own = {kind: state.cpu() for kind, state in saved.items()} if is_own else {}
         self._seed = None if is_own else self._state.seed + self._state.timestamp.batches
@@ -1270,17 +1261,8 @@ def _check_supported(
     raise_all(conflicts(algorithms, unavailable))
 
 
-def _mean_over_ranks(state: State, count: Count) -> Count:
+def _sum_over_ranks(state: State, counts: Count | list[float]) -> torch.Tensor:
     device = "cuda" if state.device.torch_type == "cuda" else "cpu"
-    total = torch.as_tensor(count, dtype=torch.float64, device=device).clone()
+    total = torch.as_tensor(counts, dtype=torch.float64, device=device).clone()
     dist.all_reduce(total)
-    mean = total / dist.get_world_size()
-    return mean.item() if device == "cpu" else mean.float()  # an accelerator would wait for the number
-
-
-def _sum_over_ranks(state: State, samples: float, tokens: int) -> tuple[float, int]:
-    device = "cuda" if state.device.torch_type == "cuda" else "cpu"
-    counts = torch.tensor([samples, tokens], dtype=torch.float64, device=device)
-    dist.all_reduce(counts)
-    total, all_tokens = counts.tolist()
-    return int(total) if total.is_integer() else total, int(all_tokens)
+    return total

@@ -13,24 +13,24 @@ from composer.loss.utils import check_for_index_targets, class_weights_of, ignor
 from composer.utils.batch_helpers import batch_get, find_part
 
 Count: TypeAlias = float | torch.Tensor
-"""A number; a tensor if it depends on numbers on an accelerator, which are not read."""
+"""A number, or a tensor on an accelerator, which is not read because that would wait for the device."""
 
 
 class LossTerms:
-    """Counts the terms of the mean that a loss computes over a batch.
+    """Counts the terms of the mean that a loss computes over a batch: the weight of a microbatch or a rank.
 
-    They are the weight of a microbatch: where labels are class indices and the loss says which of them it ignores, the
-    other labels, or the sum of their class weights; for a model that shifts labels to the next token (`shift_labels`),
-    without the first of each row. Otherwise a batch counts by its samples.
+    If the labels are class indices and the loss says which index it ignores, the terms are the labels with other
+    indices, or the sum of the class weights of these labels. A model that shifts labels to the next token
+    (`shift_labels`) does not use the first label of each row. Otherwise the terms are the samples.
 
-    If the loss does not say what it ignores, but labels on the host are -100, samples count by the fraction of their
-    labels that are not, with a warning.
+    If the loss does not say which index it ignores, but some labels on the host are -100, the terms are the samples
+    times the fraction of other labels, with a warning.
 
     Args:
         model: The model, or a module whose loss is computed elsewhere.
         spec: Counts samples and tokens.
-        by_tokens: Use the loss-generating tokens of `get_num_tokens_in_batch`, if the user has given it, and the tokens
-            of a batch without labels instead of its samples.
+        by_tokens: Count the loss-generating tokens of `get_num_tokens_in_batch`, if the user has given that function,
+            and the tokens of a batch without labels instead of the samples.
 
     Attributes:
         is_sum: The loss is a sum, so that every microbatch has the weight 1, and gradients of ranks are averaged.
@@ -99,22 +99,19 @@ class LossTerms:
 
     def _labels(self, batch: Any) -> torch.Tensor | None:
         """Return the class indices that the mean is over; None if there are none, or they cannot be counted."""
-        labels = _targets_of(self._model, batch) if self._is_mean else None
+        if not self._is_mean:
+            return None
+        key = getattr(self._model, "target_key", None)
+        key = find_part(batch, "target") if key is None else key
+        try:
+            labels = None if key is None else batch_get(batch, key)
+        except (AttributeError, LookupError, TypeError, ValueError):  # `microbatch_transforms` may make the targets
+            return None
         if not isinstance(labels, torch.Tensor) or not labels.dim() or not check_for_index_targets(labels):
             return None
         if self._ignored is None and (labels.device.type != "cpu" or hasattr(self._model, "ignore_index")):
             return None  # on an accelerator they would have to be read; `ignore_index=None` says that none is ignored
         return labels[:, 1:] if self._shifts and labels.dim() > 1 else labels
-
-
-def _targets_of(model: Any, batch: Any) -> Any:
-    """Return the targets of a batch, or None if they are not found before the batch is on the device."""
-    key = getattr(model, "target_key", None)
-    key = find_part(batch, "target") if key is None else key
-    try:
-        return None if key is None else batch_get(batch, key)
-    except (AttributeError, LookupError, TypeError, ValueError):  # `microbatch_transforms` may make the targets
-        return None
 
 
 def share_of(count: Count, total: Count) -> Count:

@@ -105,8 +105,8 @@ class Position:
 
         Args:
             loader: The loader.
-            length: The number of batches that it yields, or that are used of it.
-            accumulate: The number of these that make a batch of the epoch.
+            length: The number of batches that the loader yields, or the part of them that is used.
+            accumulate: The number of batches of the loader that make a batch of the epoch.
         """
         if length is None:
             return None
@@ -131,7 +131,7 @@ class LastMetrics(Protocol):
 
 
 class LoaderPosition:
-    """Iterates the training loader for a loop, and can return to where it was.
+    """Iterates the training loader for a loop, and returns to the position of a checkpoint.
 
     Args:
         state: The run's state; `state.dataloader` is iterated.
@@ -241,7 +241,7 @@ class LoaderPosition:
             if saved is not None and _matches(saved, now):
                 self._restore(saved)
             elif self.spin and not self._dataset_resumes_itself():
-                self._estimate()
+                self._start_finished_epochs()
         for evaluator in self._state.evaluators:
             set_states(evaluator.dataloader.dataloader, (saved or {}).get("evaluators", {}).get(evaluator.label, {}))
         if rng is not None:
@@ -272,7 +272,7 @@ class LoaderPosition:
                 stacklevel=4,
             )
 
-    def _estimate(self) -> None:
+    def _start_finished_epochs(self) -> None:
         """Start the loader once per finished epoch, as the run did, for a checkpoint without a position."""
         loader, now = self._state.dataloader, self._state.timestamp
         with keep_global_states():
@@ -315,7 +315,7 @@ class LoaderPosition:
         return at >= (self._state.dataloader_limit if end is None or at == 0 else end)
 
     def leave_to_host(self) -> None:
-        """Drop the loaded state of the loader: the host has restored it, or has not."""
+        """Drop the loaded state of the loader, because the host restores the loader itself."""
         self._loader_state = self._generators = None
 
     # ---- the batches of an epoch ----
@@ -343,20 +343,15 @@ class LoaderPosition:
         batches = None if length is None else length * self.accumulate
         self.ends_at = position.end_of_epoch(loader, batches, self.accumulate)
         if self._iterator is None or paused_at != (now.epochs, at):
-            self._iterator = self._return_to(position)
+            self._iterator = None
+            loader_state, generators = self._loader_state, self._generators
+            self._loader_state = self._generators = None
+            with keep_global_states():
+                if loader_state is not None or self.spin or self._dataset_resumes_itself():
+                    self._iterator = self._advance(position, loader_state)
+                if generators is not None:
+                    set_states(loader, generators)
         return None if self._iterator is None else self._limited(self._iterator)
-
-    def _return_to(self, position: Position) -> Iterator[Any] | None:
-        """Return an iterator at the position, or None to start the loader; then set its generators."""
-        loader, loader_state, generators = self._loader, self._loader_state, self._generators
-        self._loader_state = self._generators = None
-        iterator = None
-        with keep_global_states():
-            if loader_state is not None or self.spin or self._dataset_resumes_itself():
-                iterator = self._advance(position, loader_state)
-            if generators is not None:
-                set_states(loader, generators)
-        return iterator
 
     def _advance(self, position: Position, loader_state: Any) -> Iterator[Any]:
         """Iterate the loader up to the position, in the way that is exact and cheapest for this loader."""
@@ -386,7 +381,7 @@ class LoaderPosition:
             num_untrained = (length - (self.ends_at - at)) * self.accumulate
         loader_state, generators = self._loader_state, self._generators
         self._loader_state = self._generators = None
-        if loader_state is not None:  # of the end of the previous epoch, or of where an iteration has ended inside it
+        if loader_state is not None:  # saved at the end of the previous epoch, or where an iteration ended inside it
             with keep_global_states():
                 loader.load_state_dict(loader_state)
                 # Uses up the state, so that the next iteration begins a new epoch.
@@ -504,7 +499,7 @@ def has_state(loader: Any) -> bool:
 
 def batch_size_of(loader: Any) -> int | None:
     """Return the samples per batch of a loader; None if they are unknown or vary."""
-    if getattr(loader, "batch_sizes", None) is not None:  # of a loader of `composer.datasets`
+    if getattr(loader, "batch_sizes", None) is not None:  # a loader of `composer.datasets`
         return None
     sampler = getattr(loader, "batch_sampler", None)
     size = getattr(loader, "batch_size", None) if sampler is None else getattr(sampler, "batch_size", None)

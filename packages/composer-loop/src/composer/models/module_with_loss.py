@@ -94,9 +94,10 @@ class ModuleWithLoss(ComposerModel):
                     f"{metric.ignore_index!r}, so it counts such targets. Pass `ignore_index={ignored}` to the metric.",
                     stacklevel=3,
                 )
-        self._calls: dict[tuple[str, ...], bool] = {}  # by the names of inputs: whether these are keyword arguments
+        # True for the names of inputs that are keyword arguments of the module.
+        self._calls: dict[tuple[str, ...], bool] = {}
         if isinstance(loss, _TORCH_LOSS) or any(loss is part for part in module.modules()):
-            # Nothing of it is trained or saved here, so state dicts are those of the module.
+            # The loss has nothing to train or to save here, so state dicts are those of the module.
             self.__dict__["loss_fn"] = loss
         else:
             if isinstance(loss, torch.nn.Module) and hasattr(module, "loss_fn"):
@@ -194,7 +195,9 @@ class ModuleWithLoss(ComposerModel):
                 count = (targets != ignored).sum()
             metric.update(total / count if reduction == "sum" else total, count)
             return
-        if _are_probabilities(outputs, targets) and takes_indices(metric):
+        tensors = isinstance(outputs, torch.Tensor) and isinstance(targets, torch.Tensor)
+        may_be_scores = tensors and outputs.dim() > 1 and outputs.shape == targets.shape
+        if may_be_scores and targets.is_floating_point() and takes_indices(metric):
             targets = most_probable(targets, metric, self.loss_fn)
         metric.update(outputs, targets)
 
@@ -295,7 +298,7 @@ def _is_many(key: Any) -> bool:
 
 
 def _takes_by_name(module: torch.nn.Module, names: Sequence[str]) -> bool:
-    """Return True if the inputs of a mapping are keyword arguments of a module, False if one is its only one.
+    """Return True if inputs are keyword arguments of a module, False if a single input is its positional argument.
 
     Raises:
         TypeError: The module takes other arguments.
@@ -368,12 +371,6 @@ def _name_of(function: Any) -> str:
     return f"`{getattr(function, '__qualname__', type(function).__name__)}`"
 
 
-def _are_probabilities(outputs: Any, targets: Any) -> bool:
-    """Return True if outputs may be scores of classes, and targets their probabilities."""
-    tensors = isinstance(outputs, torch.Tensor) and isinstance(targets, torch.Tensor)
-    return tensors and outputs.dim() > 1 and outputs.shape == targets.shape and targets.is_floating_point()
-
-
 @cache
 def index_metrics() -> tuple[type, ...]:
     """Return torchmetrics' base classes of metrics that take one class index per example."""
@@ -407,9 +404,8 @@ def most_probable(targets: torch.Tensor, metric: Any, loss: Any) -> torch.Tensor
     return torch.where(targets.any(dim=1), targets.argmax(dim=1), -100 if ignored is None else ignored)
 
 
-_WRAPPERS = (
-    "composer.model_wrappers"  # entry points: `wrapper(module, metrics=...)` by the package of the module's class
-)
+# Entry points `wrapper(module, metrics=...)`, named after the package of the module's class.
+_WRAPPERS = "composer.model_wrappers"
 
 
 def user_model_name(model: torch.nn.Module) -> str:

@@ -102,11 +102,10 @@ class DiceLoss(torch.nn.Module):
         if self.jaccard:
             union = 2 * (union - overlap)
         loss = 1 - (2 * overlap + _SMOOTH) / (union + _SMOOTH)
-        return self._reduce(loss, target_sum > 0)
-
-    def _reduce(self, loss: torch.Tensor, present: torch.Tensor) -> torch.Tensor:
+        present = target_sum > 0
         if not self.ignore_absent_classes:
-            return loss if self.reduction == "none" else getattr(loss, self.reduction)()
+            reduced: torch.Tensor = loss if self.reduction == "none" else getattr(loss, self.reduction)()
+            return reduced
         if self.reduction == "none":
             return loss[present]
         total = (loss * present).sum()

@@ -9,8 +9,6 @@ from torch import nn
 from composer.models.tasks import ComposerClassifier
 from composer.utils import check_finite
 
-_BATCH_NORMS = nn.modules.batchnorm._BatchNorm
-
 
 def composer_timm(
     model_name: str,
@@ -66,18 +64,13 @@ def composer_timm(
     network = timm.create_model(
         model_name, pretrained=pretrained, num_classes=num_classes, drop_rate=drop_rate, **kwargs
     )
-    _set_batch_norms(network, momentum=bn_momentum, eps=bn_eps)
-    return ComposerClassifier(network, num_classes=num_classes)
-
-
-def _set_batch_norms(network: nn.Module, **values: float | None) -> None:
-    layers = [module for module in network.modules() if isinstance(module, _BATCH_NORMS)]
-    for name, value in values.items():
-        if value is None:
-            continue
-        if not layers:
+    layers = [module for module in network.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    for name, value in (("momentum", bn_momentum), ("eps", bn_eps)):
+        if value is not None and not layers:
             raise ValueError(
                 f"`bn_{name}` must be None for a network without batch normalization, got {value!r}. Remove it."
             )
-        for layer in layers:
-            setattr(layer, name, value)
+        if value is not None:
+            for layer in layers:
+                setattr(layer, name, value)
+    return ComposerClassifier(network, num_classes=num_classes)

@@ -67,13 +67,8 @@ def vit_small_patch16(
     )
     network.encoder.dropout.p = embedding_dropout
     if channels != 3:
-        network.conv_proj = _patches(channels)
+        network.conv_proj = patches = nn.Conv2d(channels, _WIDTH, _PATCH, stride=_PATCH)
+        # torchvision's own initialization of this layer.
+        nn.init.trunc_normal_(patches.weight, std=math.sqrt(1 / (channels * _PATCH**2)))
+        nn.init.zeros_(patches.bias)  # type: ignore[arg-type]
     return ComposerClassifier(network, num_classes=num_classes)
-
-
-def _patches(channels: int) -> nn.Conv2d:
-    """Return a patch embedding with torchvision's initialization."""
-    layer = nn.Conv2d(channels, _WIDTH, _PATCH, stride=_PATCH)
-    nn.init.trunc_normal_(layer.weight, std=math.sqrt(1 / (channels * _PATCH**2)))
-    nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
-    return layer

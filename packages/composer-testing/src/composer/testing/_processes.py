@@ -81,9 +81,9 @@ def run_on_ranks(
 
 
 def restore_signals() -> None:
-    """Let SIGINT and SIGHUP end processes again where who started the tests lets them ignore these.
+    """Let SIGINT and SIGHUP end processes again, if the program that started the tests ignores these signals.
 
-    `nohup` and shells that start a command in the background do, and all processes of the tests would inherit it.
+    `nohup` ignores them, and so do shells for a command in the background; all processes of the tests would inherit it.
     """
     for name, handler in (("SIGINT", signal.default_int_handler), ("SIGHUP", signal.SIG_DFL)):
         number = getattr(signal, name, None)  # Windows has no SIGHUP
@@ -93,7 +93,7 @@ def restore_signals() -> None:
 
 @dataclass(frozen=True)
 class _Task:
-    files: dict[str, str | None]  # of the modules of the function and its arguments
+    files: dict[str, str | None]  # the files of the modules that define the function and its arguments
     content: bytes  # the pickled function and arguments
     backend: str | None
 
@@ -224,7 +224,10 @@ def _collect(pipes: list[Connection], processes: list[Any], timeout: float) -> l
         if failures:  # an earlier failure of another rank may arrive shortly
             deadline = min(deadline, time.monotonic() + _HINDSIGHT_SECONDS)
     if failures:
-        _raise_first(failures)
+        first = min(failures, key=lambda rank: failures[rank].time)
+        failure = failures[first]
+        cause = None if failure.error is None else pickle.loads(failure.error)
+        raise RuntimeError(f"Rank {first} failed.\n{failure.traceback}") from cause
     if missing:
         raise TimeoutError(f"The ranks {missing} did not finish within {timeout} seconds.")
     return [results[rank] for rank in range(len(pipes))]
@@ -238,13 +241,6 @@ def _receive(pipe: Connection, process: Any) -> bytes | _Failure:
         # Time 0: a process that died is the cause of the failures of others.
         return _Failure(0.0, f"The process ended with exit code {process.exitcode} and no result.", None)
     return message
-
-
-def _raise_first(failures: dict[int, _Failure]) -> None:
-    rank = min(failures, key=lambda rank: failures[rank].time)
-    failure = failures[rank]
-    cause = None if failure.error is None else pickle.loads(failure.error)
-    raise RuntimeError(f"Rank {rank} failed.\n{failure.traceback}") from cause
 
 
 def _end(processes: list[Any], patience: float) -> None:

@@ -275,15 +275,14 @@ class _Journal(Callback):
         try:
             deep_compare(torch.load(path, weights_only=False), record, ignore_keys=self.ignore | ignore)
         except AssertionError as error:
-            raise AssertionError(f"{where}, {self._description()}: {error}") from None
-
-    def _description(self) -> str:
-        if self.launch == 0:
-            return (
-                "a second run differs from the first although it was not killed yet. Make the job deterministic "
-                "(`seed=`, `deterministic_mode=True`), or list keys that may differ in `ignore`. The first difference"
-            )
-        return f"the run that was relaunched at batch {self.first_batch} differs from the uninterrupted one"
+            difference = f"the run that was relaunched at batch {self.first_batch} differs from the uninterrupted one"
+            if self.launch == 0:
+                difference = (
+                    "a second run differs from the first although it was not killed yet. Make the job deterministic "
+                    "(`seed=`, `deterministic_mode=True`), or list keys that may differ in `ignore`. The first "
+                    "difference"
+                )
+            raise AssertionError(f"{where}, {difference}: {error}") from None
 
 
 def _record(state: State) -> dict[str, Any]:

@@ -157,7 +157,7 @@ def map_pillow_function(f_pil: Callable[[Image], Image], imgs: T) -> T:
         A value of the type of `imgs`, or a list for an iterable; tensors keep shape, dtype and device.
 
     Raises:
-        TypeError: `imgs` is none of these.
+        TypeError: `imgs` has another type.
         ValueError: A tensor has another shape.
         MissingConditionalImportError: Pillow is needed and not installed.
 

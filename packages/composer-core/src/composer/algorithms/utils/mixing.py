@@ -110,7 +110,13 @@ def mix_loss(
             f"`{name}` interpolates a loss that is one tensor, got {type(state.loss).__name__}. Use "
             f"`interpolate_loss=False`."
         )
-    loss = _loss_of(state.model, name)
+    # A wrapper such as DDP does not forward the method.
+    loss: Any = getattr(state.model, "loss", None) or getattr(getattr(state.model, "module", None), "loss", None)
+    if not callable(loss):
+        raise AttributeError(
+            f"`{name}(interpolate_loss=True)` calls `model.loss(outputs, batch)`, but the model has no such method. "
+            f"Add one, or use `interpolate_loss=False`."
+        )
     original = state.batch_get_item(target_key)
     target = original if target is None else target
     state.batch_set_item(target_key, target.index_select(0, indices))
@@ -119,7 +125,7 @@ def mix_loss(
     with context:
         other = loss(state.outputs, state.batch)
     state.batch_set_item(target_key, original)
-    if other is state.loss or _is_of_forward(other, state.outputs):
+    if other is state.loss or _depends_on_scalars_only(other, state.outputs):
         raise NotImplementedError(
             f"`{name}` cannot interpolate the loss of `{type(unwrapped_model(state.model)).__name__}`, which is "
             f"computed in the forward pass without the targets of the partners. Override `loss` to "
@@ -128,19 +134,8 @@ def mix_loss(
     state.loss = torch.lerp(state.loss, other.to(state.loss.dtype), weight)
 
 
-def _loss_of(model: torch.nn.Module, name: str) -> Any:
-    """Return the `loss` method of a model, or of the module inside a wrapper."""
-    loss = getattr(model, "loss", None) or getattr(getattr(model, "module", None), "loss", None)
-    if not callable(loss):
-        raise AttributeError(
-            f"`{name}(interpolate_loss=True)` calls `model.loss(outputs, batch)`, but the model has no such method. "
-            f"Add one, or use `interpolate_loss=False`."
-        )
-    return loss
-
-
-def _is_of_forward(loss: torch.Tensor, outputs: Any) -> bool:
-    """Return True if a loss depends on the outputs only through scalars: losses that `forward` computed.
+def _depends_on_scalars_only(loss: torch.Tensor, outputs: Any) -> bool:
+    """Return True if a loss depends on the outputs only through scalars, which are losses that `forward` computed.
 
     Follows the graph from the loss back to the outputs. Terms that depend only on parameters, such as a penalty, do not
     matter.

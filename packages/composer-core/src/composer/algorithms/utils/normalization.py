@@ -87,7 +87,7 @@ def check_apply_at(apply_at: Event) -> None:
     """Check that an event comes before the model is wrapped or compiled.
 
     Raises:
-        ValueError: It is none of INIT, BEFORE_LOAD and AFTER_LOAD.
+        ValueError: The event is not INIT, BEFORE_LOAD or AFTER_LOAD.
     """
     if apply_at not in _APPLY_AT:
         raise ValueError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from operator import getitem, is_
 from typing import Any
 
@@ -187,25 +187,21 @@ class StoredWeights:
         Raises:
             ValueError: It is neither.
         """
-        state = self._by_kind(state)
+        if "named_parameters_dict" not in state:
+            if not all(isinstance(value, torch.Tensor) for value in state.values()):
+                raise ValueError(
+                    "The saved averages must be a dictionary of tensors by name. Load the checkpoint without the state "
+                    "of the algorithm; averaging then starts again from the current weights."
+                )
+            # The names stored now, which come from the model, distinguish parameters from buffers.
+            state = {
+                "named_parameters_dict": {name: state[name] for name in self.named_parameters_dict if name in state},
+                "named_buffers_dict": {name: state[name] for name in self.named_buffers_dict if name in state},
+            }
         self._links = self._checksums = None
         self.named_parameters_dict = _copies(state["named_parameters_dict"])
         self.named_buffers_dict = _copies(state["named_buffers_dict"])
         self._averages = _copies(state.get("averages", {}))
-
-    def _by_kind(self, state: Any) -> dict[str, Any]:
-        if isinstance(state, Mapping) and "named_parameters_dict" in state:
-            return dict(state)
-        if not isinstance(state, Mapping) or not all(isinstance(value, torch.Tensor) for value in state.values()):
-            raise ValueError(
-                "The saved averages must be a dictionary of tensors by name. Load the checkpoint without the state of "
-                "the algorithm; averaging then starts again from the current weights."
-            )
-        # The names stored now, which come from the model, distinguish parameters from buffers.
-        return {
-            "named_parameters_dict": {name: state[name] for name in self.named_parameters_dict if name in state},
-            "named_buffers_dict": {name: state[name] for name in self.named_buffers_dict if name in state},
-        }
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_links": None}  # a copy has other tensors, and must not hold the model

@@ -76,7 +76,10 @@ def _saved_attribute(state: State, name: str) -> Any:
     if name == "algorithms":
         return [(type(a).__qualname__, a.state_dict()) for a in value]
     if name in _COLLECTIONS:
-        return {name: _state_dict_of(obj) for name, obj in named(value)}
+        return {
+            name: (call_logger(o, "state_dict") or {}) if isinstance(o, LoggerDestination) else o.state_dict()
+            for name, o in named(value)
+        }
     if name in ("scaler", "timestamp") and value is not None:
         return {type(value).__qualname__: value.state_dict()}
     return value
@@ -161,7 +164,10 @@ def _load_attribute(state: State, name: str, value: Any) -> None:
         pairs = value.items() if isinstance(value, dict) else value
         _load_named(name, named(getattr(state, name)), dict(numbered(pairs)))
     elif name in ("scaler", "timestamp"):
-        _load_single(getattr(state, name), value)
+        target = getattr(state, name)
+        if target is not None and value:
+            own = next(iter(value.values()))  # `{class name: state_dict()}`, or the `state_dict()` alone
+            target.load_state_dict(own if isinstance(own, dict) else value)
     elif name == "dataset_state" and value is not None:
         state.dataset_state = value
         state._load_dataset_state()
@@ -208,19 +214,6 @@ def load_model(
             f"The saved model does not match this one. Missing in the file: {missing}. Not in the model: {unexpected}.",
             stacklevel=4,
         )
-
-
-def _load_single(target: Any, saved: dict[str, Any]) -> None:
-    """Restore the only object of its kind, saved alone or as `{class name: state_dict()}`."""
-    if target is not None and saved:
-        values = [*saved.values()]
-        target.load_state_dict(values[0] if isinstance(values[0], dict) else saved)
-
-
-def _state_dict_of(target: Any) -> Any:
-    if isinstance(target, LoggerDestination):
-        return call_logger(target, "state_dict") or {}
-    return target.state_dict()
 
 
 def _load_named(attribute: str, objects: Iterable[tuple[str, Any]], saved: dict[str, Any]) -> None:

@@ -37,7 +37,9 @@ def load_metrics(
         if name not in saved:
             warnings.warn(f"The metric {name} is not in the state_dict and keeps its current state.", stacklevel=4)
             continue
-        entry = _as_dict(saved[name])
+        entry = saved[name]
+        if isinstance(entry, torch.nn.Module):
+            entry = metrics_state({"": entry})[""]
         metric.persistent(mode=True)
         # A copy, because torchmetrics removes the entries.
         missing, unexpected = metric.load_state_dict(dict(entry["state_dict"]), strict=False)
@@ -51,13 +53,6 @@ def load_metrics(
         # Files of other libraries have no count; with count 0 torchmetrics warns that nothing was updated.
         metric._update_count = entry.get("_update_count", metric._update_count + 1)
         to_device(metric)
-
-
-def _as_dict(saved: Any) -> dict[str, Any]:
-    if not isinstance(saved, torch.nn.Module):
-        return dict(saved)
-    metric: Any = saved
-    return metrics_state({"": metric})[""]  # type: ignore[no-any-return]
 
 
 def _as_tensors(value: Any) -> Any:

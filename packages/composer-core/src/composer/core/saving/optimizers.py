@@ -104,7 +104,9 @@ def _load_one(state: State, optimizer: torch.optim.Optimizer, name: str, saved: 
         return
     own = _parameter_names(state, optimizer)
     index = {parameter: i for i, parameter in enumerate(p for group in own for p in group)}
-    saved = _by_name(saved, list(index))
+    numbers = [p for group in saved["param_groups"] for p in group["params"]]
+    if numbers and all(isinstance(p, int) for p in numbers) and len(numbers) == len(index):  # torch's own form
+        saved = _renamed(saved, dict(zip(numbers, index, strict=True)))
     _check_groups(name, own, [group["params"] for group in saved["param_groups"]], strict)
     # The saved names are in the saved order, which may differ from that of this optimizer.
     settings = [{key: value for key, value in group.items() if key != "param_names"} for group in saved["param_groups"]]
@@ -136,14 +138,6 @@ def _check_groups(name: str, own: Sequence[Sequence[str]], saved: Sequence[Seque
                 f"The saved {name} and this one divide the parameters into groups differently: {', '.join(moved)} "
                 f"(group {i}). Build the optimizer with the same groups."
             )
-
-
-def _by_name(saved: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Key a state by the parameter names of this optimizer, if it is keyed by numbers, as torch does."""
-    numbers = [p for group in saved["param_groups"] for p in group["params"]]
-    if not numbers or not all(isinstance(p, int) for p in numbers) or len(numbers) != len(names):
-        return saved
-    return _renamed(saved, dict(zip(numbers, names, strict=True)))
 
 
 def _renamed(saved: dict[str, Any], names: Mapping[int, str]) -> dict[str, Any]:

@@ -58,7 +58,9 @@ def _value(node: ast.expr) -> Any:
     if isinstance(node, ast.Name) and node.id in _NUMBERS:
         return _NUMBERS[node.id]
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.USub, ast.UAdd)):
-        return _signed(node)
+        number = _value(node.operand)
+        if isinstance(number, (int, float)):
+            return -number if isinstance(node.op, ast.USub) else number
     if isinstance(node, (ast.List, ast.Tuple, ast.Set)):
         return _SEQUENCES[type(node)](_value(element) for element in node.elts)
     if isinstance(node, ast.Dict) and None not in node.keys:
@@ -71,13 +73,6 @@ def _value(node: ast.expr) -> Any:
         args, kwargs = _arguments(node, "Time")
         return Time(*args, **kwargs)
     raise _refusal(node)
-
-
-def _signed(node: ast.UnaryOp) -> Any:
-    number = _value(node.operand)
-    if not isinstance(number, (int, float)):
-        raise _refusal(node)
-    return -number if isinstance(node.op, ast.USub) else number
 
 
 def _refusal(node: ast.expr) -> ValueError:

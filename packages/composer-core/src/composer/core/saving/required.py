@@ -178,7 +178,12 @@ def _order(state: State, live: Sequence[Algorithm], added: Sequence[Algorithm], 
         raise ValueError(
             f"{_listed(added)} of the checkpoint cannot be added to this run. {error} {_advice(added)}"
         ) from error
-    order: Sequence[Algorithm] = [algorithm for algorithm in placed if _acts(algorithm, state)]
+    order: Sequence[Algorithm] = [
+        algorithm
+        for algorithm in placed
+        if ((events := declared_events(algorithm)) is None or Event.INIT in events)
+        and algorithm.match(Event.INIT, state)
+    ]
     passes: list[AlgorithmPass] = [order_by_placement, set_filo_order, warn_on_discouraged]
     for algorithm_pass, index in parse_passes(extra):
         passes.insert(len(passes) if index == -1 else index, algorithm_pass)
@@ -186,11 +191,6 @@ def _order(state: State, live: Sequence[Algorithm], added: Sequence[Algorithm], 
         if algorithm_pass is not warn_on_discouraged:  # the engine warns when it recompiles
             order = algorithm_pass(order, Event.INIT)
     return list(order)
-
-
-def _acts(algorithm: Algorithm, state: State) -> bool:
-    events = declared_events(algorithm)
-    return (events is None or Event.INIT in events) and algorithm.match(Event.INIT, state)
 
 
 def _apply(state: State, added: Sequence[Algorithm], acting: Sequence[Algorithm], logger: Logger | None) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 if TYPE_CHECKING:
     from composer.core.state import State
 
@@ -22,10 +20,14 @@ class ModelSnapshot:
 
     def __init__(self, state: State) -> None:
         self._model = state.model
-        self._modules = [(module, type(module), _attributes(module)) for module in state.model.modules()]
+        self._modules = [
+            (module, type(module), {name: _copied(value) for name, value in vars(module).items()})
+            for module in state.model.modules()
+        ]
+        members = ("params", "param_names")
         self._groups = [
-            (optimizer.param_groups, [_membership(group) for group in optimizer.param_groups])
-            for optimizer in state.optimizers
+            (groups, [{name: list(group[name]) for name in members if name in group} for group in groups])
+            for groups in (optimizer.param_groups for optimizer in state.optimizers)
         ]
 
     def can_restore(self, state: State) -> bool:
@@ -51,13 +53,5 @@ class ModelSnapshot:
             state.model.to(devices.pop())
 
 
-def _attributes(module: torch.nn.Module) -> dict[str, Any]:
-    return {name: _copied(value) for name, value in vars(module).items()}
-
-
 def _copied(value: Any) -> Any:
     return value.copy() if isinstance(value, dict) else value  # the dicts of children, parameters and hooks
-
-
-def _membership(group: dict[str, Any]) -> dict[str, list[Any]]:
-    return {name: list(group[name]) for name in ("params", "param_names") if name in group}

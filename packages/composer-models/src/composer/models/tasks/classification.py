@@ -75,7 +75,14 @@ class ComposerClassifier(ComposerModel):
             raise TypeError(f"`loss_fn` must be callable, got {loss_fn!r}.")
         self.module = module
         self._loss_fn = loss_fn
-        self.num_classes = _resolve_num_classes(module, num_classes)
+        given = _as_count("num_classes", num_classes)
+        own = _as_count("module.num_classes", getattr(module, "num_classes", None))
+        if given is not None and own is not None and given != own:
+            warnings.warn(
+                f"`num_classes={given}` was given, but `module.num_classes` is {own}. Using {own}.",
+                stacklevel=2,
+            )
+        self.num_classes = given if own is None else own
         if self.num_classes is None and (train_metrics is None or val_metrics is None):
             raise ValueError(
                 "`num_classes` must be given, because `module` has no `num_classes` and the default metrics need it. "
@@ -157,17 +164,6 @@ class ComposerClassifier(ComposerModel):
         if takes_indices(metric):
             targets = index_targets(outputs, targets, metric, self._loss_fn)
         metric.update(outputs, targets)
-
-
-def _resolve_num_classes(module: torch.nn.Module, num_classes: Any) -> int | None:
-    given = _as_count("num_classes", num_classes)
-    own = _as_count("module.num_classes", getattr(module, "num_classes", None))
-    if given is not None and own is not None and given != own:
-        warnings.warn(
-            f"`num_classes={given}` was given, but `module.num_classes` is {own}. Using {own}.",
-            stacklevel=3,
-        )
-    return given if own is None else own
 
 
 def _as_count(name: str, value: Any) -> int | None:
