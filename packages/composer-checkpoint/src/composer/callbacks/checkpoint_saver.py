@@ -64,7 +64,7 @@ log = logging.getLogger(__name__)
 
 NOT_RESUMABLE = "is not a checkpoint that a run can resume from: it holds only weights, or another program's data"
 
-_NOTICE_SECONDS = 5.0  # until a wait for a store is logged
+_NOTICE_SECONDS = 5.0  # how long to wait for a store before a line is logged
 
 T = TypeVar("T")
 Interval = SupportsIndex | str | Time[Any] | Callable[[State, Event], bool]
@@ -198,18 +198,18 @@ class CheckpointSaver(Callback):
         self.best = BestCheckpoints(num_best_checkpoints_to_keep, monitor, monitor_mode)
         self.saved_checkpoints: list[str] = []
         self.all_saved_checkpoints_to_timestamp: dict[str, Timestamp] = {}
-        self._saved_best: dict[str, Any] = {}  # from the loaded checkpoint; see `_find_saved`
+        self._saved_best: dict[str, Any] = {}  # the loaded state of `best`, until `_find_saved` restores it
         self.last_checkpoint_batch: Time[int] | None = None
         # Set by the Trainer:
-        self.continues = False  # with `autoresume`: existing files under its names are this run's own
+        self.continues = False  # True with `autoresume`: existing files under the names of this run are its own
         self.resumed_at: Time[int] | None = None  # the batch of the checkpoint that it resumed from
-        self._last_names: dict[str, str] = {}  # of the last checkpoint; see `_format_names`
+        self._last_names: dict[str, str] = {}  # the names of the last checkpoint; see `_format_names`
         self._end_names: tuple[Any, dict[str, str]] = (None, {})  # the last batch, and the names when it had ended
         self._last_fingerprint: tuple[Any, ...] = ()
         self._writer = CheckpointWriter(asynchronous)
         self.remote_uploader: Any = None
         self._lease: Lease | None = None
-        self._reserved = False  # on every rank; rank 0 holds the lease
+        self._reserved = False  # True on every rank once rank 0 holds the lease
         self._checked_types = False
 
     def _check_places(self, state: State) -> None:
@@ -233,7 +233,7 @@ class CheckpointSaver(Callback):
     def save_interval(self, state: State, event: Event) -> bool:
         """Return True if a checkpoint is saved at this event. Algorithms call it, too, to prepare the model."""
         if event is Event.BATCH_CHECKPOINT and self._requested:
-            self._interval(state, event)  # it remembers the batch of the last call
+            self._interval(state, event)  # called in any case, because it remembers the batch of its last call
             return True
         return self._interval(state, event)
 
@@ -257,7 +257,7 @@ class CheckpointSaver(Callback):
             ValueError: The name of the run leads out of the folder, or the folder is a file.
         """
         if self._uri is not None and has_mlflow_ids(self._uri):
-            return  # until INIT, where a logger starts the run of MLflow
+            return  # `init` takes the lease: only then has a logger started the run of MLflow
 
         def acquire() -> None:
             where = self._folder_of(state)
@@ -290,7 +290,7 @@ class CheckpointSaver(Callback):
 
     @contextmanager
     def training(self, state: State) -> Iterator[None]:
-        """Hold the lease while the run trains, and release it if training succeeds. Call it on every rank."""
+        """Hold the lease while the run trains, and release the lease if training succeeds. Call it on every rank."""
         self.reserve(state)
         lease = self._lease
         before = lease is not None and lease.active
@@ -307,8 +307,17 @@ class CheckpointSaver(Callback):
             lease.release()
 
     def init(self, state: State, logger: Logger) -> None:
-        if state.fsdp_sharded_state_dict_enabled:
-            self._check_saves_shards()
+        if state.fsdp_sharded_state_dict_enabled and self._writer.asynchronous:
+            raise ValueError(
+                "Checkpoints in shards are not written in the background: all ranks write them together. Leave "
+                "`save_async` out, or use `state_dict_type='full'`."
+            )
+        several_nodes = dist.get_local_world_size() < dist.get_world_size()
+        if state.fsdp_sharded_state_dict_enabled and self._uri is not None and several_nodes:
+            raise ValueError(
+                f"Checkpoints in shards of several nodes must be saved to a folder that all of them share, not to "
+                f"{without_password(self._uri)!r}. Use such a `save_folder`, or `state_dict_type='full'`."
+            )
         self._fill_mlflow_ids(logger)
         if not self._reserved:
             self.reserve(state, logger.delivery_deadline.timeout)
@@ -320,19 +329,6 @@ class CheckpointSaver(Callback):
             deadline=logger.delivery_deadline.for_service(self.delivery_timeout),
             limit=self.upload_timeout_in_seconds,
         )
-
-    def _check_saves_shards(self) -> None:
-        """Raise ValueError if a run cannot save in shards with these arguments."""
-        if self._writer.asynchronous:
-            raise ValueError(
-                "Checkpoints in shards are not written in the background: all ranks write them together. Leave "
-                "`save_async` out, or use `state_dict_type='full'`."
-            )
-        if self._uri is not None and dist.get_local_world_size() < dist.get_world_size():
-            raise ValueError(
-                f"Checkpoints in shards of several nodes must be saved to a folder that all of them share, not to "
-                f"{without_password(self._uri or '')!r}. Use such a `save_folder`, or `state_dict_type='full'`."
-            )
 
     def _fill_mlflow_ids(self, logger: Logger) -> None:
         """Replace the placeholders for experiment and run of MLflow in folder and names. A collective operation."""
@@ -388,7 +384,7 @@ class CheckpointSaver(Callback):
         """Check that the run replaces no files but its own, and remove what a killed process has left.
 
         Raises:
-            FileExistsError: It would replace others.
+            FileExistsError: The run would replace files of another one.
         """
         folder = Path(format_name_with_dist(self.folder, state.run_name))
         folder.mkdir(parents=True, exist_ok=True)
@@ -427,7 +423,7 @@ class CheckpointSaver(Callback):
         """Check that the store has no file that this run would replace.
 
         Raises:
-            FileExistsError: It has one.
+            FileExistsError: The store has such a file.
         """
         pattern = format_name_with_dist(completion_pattern(state, names), state.run_name, rank=0)
         try:
@@ -596,27 +592,21 @@ class CheckpointSaver(Callback):
             if best is not None:
                 replace_link(latest.with_name(_best_name(latest.name)), Path(best))
         is_new = path not in self.saved_checkpoints
-        self._upload(names, logger, overwrite=replaces_last or not is_new or self.overwrite or self.continues)
+        overwrite = replaces_last or not is_new or self.overwrite or self.continues
+        remote, link = names.get("remote"), names.get("latest_remote")
+        if remote is not None and self.remote_uploader is not None:
+            named = None if link is None else (f"{link}.symlink", remote)
+            self.remote_uploader.upload(path, remote, overwrite=overwrite, link=named)
+        elif remote is not None and logger.has_file_upload_destination():
+            for file, name in files_of_run(Path(path), remote):
+                logger.upload_file(name, file, overwrite=overwrite)
+            if link is not None:
+                text = Path(self._scratch_folder()) / f"{Path(path).name}.symlink"
+                text.write_text(remote, encoding="utf-8")
+                logger.upload_file(f"{link}.symlink", text, overwrite=True)
         if is_new:
             self.saved_checkpoints.append(path)
         self._rotate()
-
-    def _upload(self, names: dict[str, str], logger: Logger, overwrite: bool) -> None:
-        if "remote" not in names:
-            return
-        path = names["path"]
-        if self.remote_uploader is not None:
-            link = None
-            if "latest_remote" in names:
-                link = (names["latest_remote"] + ".symlink", names["remote"])
-            self.remote_uploader.upload(path, names["remote"], overwrite=overwrite, link=link)
-        elif logger.has_file_upload_destination():
-            for file, name in files_of_run(Path(path), names["remote"]):
-                logger.upload_file(name, file, overwrite=overwrite)
-            if "latest_remote" in names:
-                text = Path(self._scratch_folder()) / f"{Path(path).name}.symlink"
-                text.write_text(names["remote"], encoding="utf-8")
-                logger.upload_file(f"{names['latest_remote']}.symlink", text, overwrite=True)
 
     def _scratch_folder(self) -> str:
         """Return a folder for small files that loggers may upload later; it is removed with this object."""

@@ -127,10 +127,10 @@ def find_checkpoint(
 
 class _Candidate(NamedTuple):
     name: str
-    """Its path or URI."""
+    """The path or URI of the checkpoint."""
 
     fetch: Callable[[], Path | None]
-    """Makes it a local file or folder; None if there is none."""
+    """Returns the checkpoint as a local file or folder, downloaded if necessary; None: there is none."""
 
     is_named: bool = False
     """The run saves under such names, so it would replace this file."""
@@ -190,7 +190,7 @@ def _newest(
 
 
 def _by_age(names: Iterable[str], pattern: str, state: State) -> list[str]:
-    """Return the names of checkpoints among those of files, the newest first; those in shards are folders.
+    """Return the checkpoints among some files, the newest first; a checkpoint in shards is a folder.
 
     Args:
         names: The names of files, with "/" between folders.

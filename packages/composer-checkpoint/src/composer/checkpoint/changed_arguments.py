@@ -45,18 +45,17 @@ def describe_arguments(state: State, schedulers: list[str]) -> dict[str, Any]:
         state: The run, before a checkpoint is loaded into it.
         schedulers: The descriptions of the user's schedulers.
     """
+    param_groups = []
+    for group in param_groups_of(state):
+        options = {key: plain(value) for key, value in group.items() if key not in ("params", "initial_lr")}
+        options["lr"] = plain(group.get("initial_lr", group.get("lr")))  # a schedule has changed "lr" already
+        param_groups.append(options)
     return {
-        "param_groups": [_plain_options(group) for group in param_groups_of(state)],
+        "param_groups": param_groups,
         "schedulers": schedulers,
         "max_duration": None if state.max_duration is None else str(state.max_duration),
         "batch_size": getattr(state.train_dataloader, "batch_size", None),
     }
-
-
-def _plain_options(group: Mapping[str, Any]) -> dict[str, Any]:
-    options = {key: plain(value) for key, value in group.items() if key not in ("params", "initial_lr")}
-    options["lr"] = plain(group.get("initial_lr", group.get("lr")))  # a schedule has changed "lr" already
-    return options
 
 
 def plain(value: Any) -> Any:
@@ -163,7 +162,7 @@ def restart_schedulers(state: State, steps: int, first_rates: list[tuple[Any, li
             scheduler.last_epoch = steps
             continue
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that the optimizer was not stepped before, which it was
+            warnings.simplefilter("ignore")  # torch warns that the optimizer was not stepped before, but it was
             for _ in range(steps):
                 scheduler.step()
     update_schedules(state)

@@ -103,7 +103,11 @@ class _Source:
             with replacing(target) as temporary:
                 _fetch_from(self.object_store, path, temporary, progress)
         elif not is_uri(path):
-            _link(path, target)
+            if not os.path.exists(path):
+                raise FileNotFoundError(f"Local path {path} does not exist.")
+            if os.path.realpath(path) != os.path.realpath(target):
+                with replacing(target) as temporary:
+                    symlink_or_copy(os.path.realpath(path), temporary)
         elif urlsplit(path).scheme.lower() in ("http", "https"):
             with replacing(target) as temporary:
                 attempt = partial(_read_http, path, temporary, progress)
@@ -165,15 +169,6 @@ def _candidates(link: str, named: str, object_store: Any) -> Iterator[str]:
     folder = link.rpartition("/")[0]
     yield f"{folder}/{named}"
     yield f"{folder[: len(folder) - len(parse_uri(folder)[2])].rstrip('/')}/{named}"
-
-
-def _link(path: str, target: Path) -> None:
-    if not os.path.exists(path):
-        raise FileNotFoundError(f"Local path {path} does not exist.")
-    source = os.path.realpath(path)
-    if source != os.path.realpath(target):
-        with replacing(target) as temporary:
-            symlink_or_copy(source, temporary)
 
 
 def _fetch_from(store: Any, name: str, target: Path, progress: bool) -> None:

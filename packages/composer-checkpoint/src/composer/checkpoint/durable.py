@@ -71,7 +71,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
         os.replace(temporary, path)
         sync_folder(path.parent)
     except BaseException as error:
-        with suppress(OSError):  # on a disk that is read-only now; the first error is raised
+        with suppress(OSError):  # the disk may have become read-only; the first error is raised
             temporary.unlink()
         cause = (
             error.__context__ if isinstance(error, RuntimeError) else error
@@ -169,7 +169,7 @@ def symlink_or_copy(file: str | os.PathLike[str], target: Path) -> None:
     """Make a symbolic link to a file, or a copy of it where there are no symbolic links."""
     try:
         os.symlink(os.path.realpath(file), target)
-    except OSError:  # of the file system, or the user's rights on Windows
+    except OSError:  # the file system has no links, or on Windows the user lacks the right
         shutil.copyfile(file, target)
 
 

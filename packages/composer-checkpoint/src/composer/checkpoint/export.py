@@ -112,7 +112,10 @@ def load_safetensors(
         tensors, _ = read_tensors(text)
     target = unwrapped_model(module)
     missing, unexpected = target.load_state_dict(tensors, strict=False)
-    missing = _not_tied(target, missing, tensors)
+    # A missing tensor that is tied to another one was loaded under the other's name.
+    own = target.state_dict(keep_vars=True)
+    filled = {id(own[name]) for name in tensors if name in own}
+    missing = [name for name in missing if id(own.get(name)) not in filled]
     if strict and (missing or unexpected):
         raise RuntimeError(
             f"Error(s) in loading state_dict for {type(target).__name__}: missing in "
@@ -136,7 +139,7 @@ def read_weights(path: str | os.PathLike[str], object_store: Any = None) -> Mapp
     Raises:
         FileNotFoundError: There is no such checkpoint.
         CorruptCheckpointError: It is incomplete or modified.
-        ValueError: It has no model.
+        ValueError: The checkpoint has no model.
     """
     text = os.fspath(path) if object_store is not None else os.path.expanduser(path)
     if object_store is None and not is_uri(text):
@@ -178,10 +181,3 @@ def _weights_of(content: Any, name: str) -> tuple[Mapping[str, Any], Mapping[str
         weights = {key.removeprefix("module."): value for key, value in weights.items()}
     time = saved.get("timestamp")
     return weights, next(iter(time.values()), None) if isinstance(time, dict) else None
-
-
-def _not_tied(module: torch.nn.Module, missing: list[str], loaded: Mapping[str, Any]) -> list[str]:
-    """Return the missing names whose tensors were not loaded under another name."""
-    own = module.state_dict(keep_vars=True)
-    filled = {id(own[name]) for name in loaded if name in own}
-    return [name for name in missing if id(own.get(name)) not in filled]

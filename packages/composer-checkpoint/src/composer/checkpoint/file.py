@@ -55,7 +55,7 @@ from composer.utils import dist
 from composer.utils.compression import get_compressor, is_compressed_pt, is_tar
 
 try:
-    from isal.isal_zlib import crc32  # as fast as memory, several times as fast as zlib's
+    from isal.isal_zlib import crc32  # several times as fast as zlib's: memory is the limit
 except ImportError:  # there are no wheels for every platform
     from zlib import crc32
 
@@ -91,7 +91,8 @@ def write_file(
     with atomic_write(target) as temporary, ExitStack() as stack:
         plain = temporary
         if is_packed:
-            plain = temporary_path(target.parent / STATES)  # on the disk that must have enough space anyway
+            # Next to the target, because that disk needs the space anyway.
+            plain = temporary_path(target.parent / STATES)
             stack.callback(plain.unlink, missing_ok=True)
         has_crc = bool(torch.serialization.get_crc32_options())  # torch may be told to compute none
         kind = PlainPickler if on_pickled is None else _notifying_pickler(on_pickled)
@@ -224,7 +225,7 @@ def read_outline(path: Path) -> Any:
     if not path.is_file():
         return None
     with suppress(Exception), _stream(path, path.name) as stream:  # a damaged file, or an end that is cut off
-        header = stream.read(30)  # of the archive's first part, as the specification of zip has it
+        header = stream.read(30)  # the header of the archive's first part, whose layout zip specifies
         name_length, extra_length = struct.unpack_from("<HH", header, 26)
         name = stream.read(name_length)
         stream.read(extra_length)
@@ -313,7 +314,7 @@ def _open_checked(path: Path) -> Iterator[tuple[io.BufferedReader, str | None]]:
     with open(path, "rb", buffering=0) as raw, ThreadPoolExecutor(_THREADS) as pool:
         start = raw.read(4)
         version, saved_as = _read_footer(raw, size, start)
-        is_pickle = saved_as is None and start[:1] == b"\x80"  # of torch before 1.6, which has no checksums
+        is_pickle = saved_as is None and start[:1] == b"\x80"  # torch before 1.6 wrote pickles, without checksums
         parts = {}
         if not is_pickle and version != _OF_ALL_BYTES:
             if start != b"PK\x03\x04" and saved_as is None:
@@ -379,7 +380,7 @@ def _read_at(file: io.FileIO, path: Path, start: int, target: memoryview) -> int
     """Read from an open file without moving its position."""
     if hasattr(os, "preadv"):
         return os.preadv(file.fileno(), [target], start)
-    with open(path, "rb", buffering=0) as other:  # on Windows, where an open file cannot be replaced
+    with open(path, "rb", buffering=0) as other:  # Windows, where an open file cannot be replaced meanwhile
         other.seek(start)
         return other.readinto(target) or 0
 

@@ -37,8 +37,8 @@ log = logging.getLogger(__name__)
 RENEW_SECONDS = 30.0
 STALE_SECONDS = 120.0  # a file server keeps the locks of a dead host for up to 90 s (NFS 4)
 _POLL_SECONDS = 1.0
-_PATIENCE_SECONDS = 5.0  # to wait for a store that hangs
-_RELEASED = 0  # the time in a record that cannot be removed
+_PATIENCE_SECONDS = 5.0  # how long to wait for a store that hangs
+_RELEASED = 0  # the time in the record of a released lease, where records cannot be removed
 
 
 class FolderInUseError(ComposerError, RuntimeError):

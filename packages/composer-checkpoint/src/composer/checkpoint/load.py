@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,7 +102,7 @@ def load_checkpoint(
         load_path: Its folder, or the URI of its folder.
         load_options: What to load, and how; by default the model, and the optimizer if `optim` is given.
         model: The model to load into; that of `state` by default.
-        optim: The optimizer to load into; those of `state` by default.
+        optim: The optimizer to load into; by default, the optimizers of `state`.
         state: The run to load the rest into.
         model_child_path: The path of the model in the folder; `model` by default.
         optim_child_path: The path of the optimizer in the folder; `optim` by default. That of a second optimizer has a
@@ -121,7 +121,16 @@ def load_checkpoint(
     if state is not None:
         model = state.model if model is None else model
         optimizers = optimizers or list(state.optimizers)
-    _check_targets(options, model, optimizers, state)
+    needed = {
+        "`load_model=True` needs `model` or `state`": options.load_model and model is None,
+        "`load_optimizer=True` needs `model` or `state`": options.load_optimizer and model is None,
+        "`load_optimizer=True` needs `optim`, or a `state` with an optimizer": options.load_optimizer
+        and not optimizers,
+        "`load_resumption_state=True` needs `state`": options.load_resumption_state and state is None,
+    }
+    for text, is_missing in needed.items():
+        if is_missing:
+            raise ValueError(f"{text}. Pass it, or set the option to False.")
     model_folder = model_child_path or "model"
     folders = optimizer_folders(optim_child_path or "optim", len(optimizers))
     with _local_folder(os.fspath(load_path), [model_folder, *folders], resumption_filename) as folder:
@@ -132,7 +141,7 @@ def load_checkpoint(
         if options.load_model:
             assert model is not None
             load_model_checkpoint(model, folder / model_folder, options)
-        if options.load_resumption_state:  # before the optimizer, which algorithms may wrap
+        if options.load_resumption_state:  # first, because algorithms may wrap the optimizer
             assert state is not None
             load_resumption_checkpoint(state, folder / resumption_filename)
         if options.load_optimizer:
@@ -154,7 +163,7 @@ def load_model_checkpoint(
     Raises:
         FileNotFoundError: There is no such file.
         CorruptCheckpointError: It is incomplete or modified.
-        ValueError: It is in shards although `sharded_checkpoint` is False, or the reverse.
+        ValueError: The model is in shards although `sharded_checkpoint` is False, or the reverse.
         RuntimeError: Names do not match, and `strict`; or shapes do not.
     """
     options = CheckpointLoadOptions() if load_options is None else load_options
@@ -284,19 +293,6 @@ def read_resumption(path: str | os.PathLike[str]) -> dict[str, Any]:
     return content
 
 
-def _check_targets(options: CheckpointLoadOptions, model: Any, optimizers: Sequence[Any], state: Any) -> None:
-    needed = {
-        "`load_model=True` needs `model` or `state`": options.load_model and model is None,
-        "`load_optimizer=True` needs `model` or `state`": options.load_optimizer and model is None,
-        "`load_optimizer=True` needs `optim`, or a `state` with an optimizer": options.load_optimizer
-        and not optimizers,
-        "`load_resumption_state=True` needs `state`": options.load_resumption_state and state is None,
-    }
-    for text, lacking in needed.items():
-        if lacking:
-            raise ValueError(f"{text}. Pass it, or set the option to False.")
-
-
 @contextmanager
 def _local_folder(load_path: str, parts: list[str], file: str) -> Iterator[Path]:
     """Yield the local folder of a checkpoint; a remote one is downloaded first, once per node."""
@@ -351,7 +347,7 @@ def _check_names(
     """Raise for names that do not match, or warn if not `strict`.
 
     Raises:
-        RuntimeError: There are some, and `strict`.
+        RuntimeError: Names do not match, and `strict`.
     """
     if not missing and not unexpected:
         return
@@ -379,7 +375,8 @@ def _merged(
     Raises:
         KeyError: `strict`, and they do not.
     """
-    if not all({"state", "param_groups"} <= state.keys() for state in (own, saved)):  # in a format of the optimizer
+    # A state without these keys has a format of its own, which cannot be merged.
+    if not all({"state", "param_groups"} <= state.keys() for state in (own, saved)):
         return saved
     here, there = _parameters(own), _parameters(saved)
     if not all(isinstance(name, str) for name in there):  # numbered, as in torch

@@ -87,7 +87,7 @@ def check_file_name(filename: str) -> None:
     """Check that the format of a checkpoint, as its name has it, can be written.
 
     Raises:
-        ValueError: It looks like a tar archive, but of an unknown kind.
+        ValueError: The name looks like a tar archive, but of an unknown kind.
         CompressorNotFound: The program that compresses it is unknown or not installed.
     """
     name = Path(filename).name
@@ -108,7 +108,7 @@ def check_characters(argument: str, text: str) -> None:
         text: Its value.
 
     Raises:
-        ValueError: It holds one.
+        ValueError: The text holds one.
     """
     control = next((character for character in text if ord(character) < 32 or ord(character) == 127), None)
     if control is not None:
@@ -121,7 +121,7 @@ def check_run_name(run_name: str) -> None:
     """Check that a run name does not lead out of the folders that are named after it.
 
     Raises:
-        ValueError: It is absolute, leads upwards, or holds control characters.
+        ValueError: The name is absolute, leads upwards, or holds control characters.
     """
     check_characters("run_name", run_name)
     if os.path.isabs(run_name) or ".." in _SEPARATORS.split(run_name):
@@ -140,7 +140,7 @@ def check_pattern(argument: str, pattern: str, times: bool = True) -> None:
         times: True if it may include the training time.
 
     Raises:
-        ValueError: It holds a control character, an unknown or a positional field, or a format that does not suit one.
+        ValueError: The pattern has a control character, an unknown or unnamed field, or a format that does not fit.
     """
     check_characters(argument, pattern)
     known = (*_PROCESS, *_TIMES) if times else _PROCESS
@@ -167,8 +167,8 @@ def check_nonempty_path(argument: str, path: str | os.PathLike[str]) -> None:
         path: Its value.
 
     Raises:
-        TypeError: It is not a path.
-        ValueError: It is empty.
+        TypeError: The value is not a path.
+        ValueError: The path is empty.
     """
     if not isinstance(path, (str, os.PathLike)):
         raise TypeError(f"`{argument}` must be a path or a string, got {path!r}.")
@@ -184,8 +184,8 @@ def check_path(argument: str, path: str | os.PathLike[str]) -> None:
         path: Its value.
 
     Raises:
-        TypeError: It is not a path.
-        ValueError: It is empty, has an unknown field, or is a folder.
+        TypeError: The value is not a path.
+        ValueError: The path is empty, has an unknown field, or is a folder.
     """
     check_nonempty_path(argument, path)
     name = os.fspath(path)
@@ -204,7 +204,7 @@ def check_relative(argument: str, name: str) -> None:
         name: The name, which may lead to a subfolder; a format string.
 
     Raises:
-        ValueError: It is absolute, leads upwards, or has no file name.
+        ValueError: The name is absolute, leads upwards, or has no file name.
     """
     if os.path.isabs(name) or ".." in _SEPARATORS.split(name):
         raise ValueError(
@@ -219,8 +219,8 @@ def check_folder(folder: str) -> None:
     """Create a folder to save to, and check that it is writable. A full disk is not an error: space may be freed.
 
     Raises:
-        ValueError: It is a file, or inside of one.
-        OSError: It cannot be created or written.
+        ValueError: The path is a file, or inside of one.
+        OSError: The folder cannot be created or written.
     """
     path = Path(folder)
     places = (path, *path.parents)
@@ -253,7 +253,7 @@ def check_link(link: str, checkpoints: str) -> None:
         checkpoints: The path of checkpoints; a format string.
 
     Raises:
-        ValueError: It has another one.
+        ValueError: A checkpoint may get the name of the link, or the link is a folder.
     """
     if counts_of_name(os.path.normpath(link), os.path.normpath(checkpoints)) is not None:
         raise ValueError(

@@ -38,8 +38,10 @@ def on_first_rank(
             failure = error
     described: tuple[type[Exception], str] | None = None
     if failure is not None:
+        # Whoever tolerates a lost connection must do so on all ranks, so these errors keep their types.
+        kinds = (each for each in (ConnectionError, TimeoutError) if isinstance(failure, each))
         text = f"rank {dist.get_global_rank()}: {type(failure).__name__}: {failure}"
-        described = _kind(failure), text
+        described = next(kinds, RuntimeError), text
     outcomes = dist.all_gather_object((described, result))
     if failure is not None:
         raise failure
@@ -49,11 +51,6 @@ def on_first_rank(
             raise kind(f"{problem}: {message}")
     first: T = outcomes[0][1]
     return first
-
-
-def _kind(failure: Exception) -> type[Exception]:
-    """Return the type of the error on the other ranks: whoever tolerates a lost connection must do so on all ranks."""
-    return next((kind for kind in (ConnectionError, TimeoutError) if isinstance(failure, kind)), RuntimeError)
 
 
 def check_on_first_rank(check: Callable[[], object], problem: str) -> None:

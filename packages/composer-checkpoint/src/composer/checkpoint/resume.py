@@ -61,20 +61,20 @@ class Evaluations(Protocol):
     """The evaluators of a run."""
 
     evaluated_at: dict[str, int]
-    """The batch at which each was last run."""
+    """The batch at which each evaluator last ran, by label."""
 
     restored_at: dict[str, int]
-    """As loaded: an evaluator is not run again at this batch."""
+    """`evaluated_at` of the loaded checkpoint: an evaluator does not run again at that batch."""
 
 
 class Schedules(Protocol):
     """The schedulers of a run."""
 
     given_schedulers: Sequence[Any]
-    """The user's."""
+    """The schedulers that the user gave."""
 
     step_every_batch: bool
-    """They are stepped after every batch, otherwise after every epoch."""
+    """True: schedulers are stepped after every batch; False: after every epoch."""
 
     @property
     def is_complete(self) -> bool:
@@ -139,8 +139,8 @@ class RunProgress:
     ) -> None:
         self.state, self.settings, self.loader, self.announce = state, settings, loader, announce
         self.evaluation = evaluation
-        # Taken here, before a checkpoint or training changes any of it.
-        self._descriptions: list[tuple[Any, str]] = []  # of the user's schedulers, before their first step
+        # The arguments are described here, before a checkpoint or training changes any of them.
+        self._descriptions: list[tuple[Any, str]] = []  # the user's schedulers, described before their first step
         self._arguments = describe_arguments(state, self._describe_schedulers())
         self._first_rates = rates_by_scheduler(state)
         if branch_duration is not None:
@@ -227,8 +227,12 @@ class RunProgress:
         scaler, self._loaded.scaler = self._loaded.scaler, None
         if scaler and self.state.scaler is not None:  # `fit` may have made it for another precision
             self.state.load_state_dict({"scaler": scaler})
+        # `compute` of metrics whose states were not saved returns the saved value until they are reset.
         for label, values in self._loaded.progress.pop("computed", {}).items():
-            _restore_computed(self.state.eval_metrics.get(label, {}), values)
+            metrics = self.state.eval_metrics.get(label, {})
+            for name in metrics.keys() & values.keys():
+                if not metrics[name].update_called:
+                    metrics[name]._computed, metrics[name]._update_count = values[name], 1
         evaluated = self._loaded.progress.pop("evaluated", {})
         self.evaluation.evaluated_at.update(evaluated)
         self.evaluation.restored_at.update(evaluated)
@@ -324,7 +328,7 @@ class RunProgress:
         """Check that the run's newest checkpoint was not saved by the run that it branches off, or by a branch of it.
 
         Raises:
-            ValueError: It was: both have the same `run_name` and `save_folder`.
+            ValueError: Both runs have the same `run_name` and `save_folder`.
         """
         saved = self._loaded.arguments
         was_branch = "branch_duration" in saved
@@ -414,10 +418,3 @@ def _timestamp(saved: dict[str, Any]) -> Timestamp:
 def _computed(metrics: dict[str, Any]) -> dict[str, Any]:
     """Return the values that metrics of torchmetrics have computed, by name."""
     return {name: m._computed for name, m in metrics.items() if getattr(m, "_computed", None) is not None}
-
-
-def _restore_computed(metrics: dict[str, Any], values: dict[str, Any]) -> None:
-    """Make `compute` of metrics whose states were not saved return the saved value until they are reset."""
-    for name in metrics.keys() & values.keys():
-        if not metrics[name].update_called:
-            metrics[name]._computed, metrics[name]._update_count = values[name], 1

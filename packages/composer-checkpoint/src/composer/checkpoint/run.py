@@ -173,7 +173,11 @@ def load_checkpoint(
             shard()
         _shard_content(content, state)
     warn_left_out(os.fspath(path), left_out)
-    unknown, saved = _keep_own(state, content, ignored), content.get("state")
+    saved, unknown = content.get("state"), ignored
+    if ignored:  # the model keeps its own values; names that it does not have yet stay unknown
+        own = state.get_model_state_dict()
+        (saved or {}).get("model", {}).update({key: own[key] for key in ignored & own.keys()})
+        unknown = ignored - own.keys()
     if saved is None:
         log.info("Nothing is loaded from %s: all parts are left out.", without_password(os.fspath(path)))
         return None
@@ -190,7 +194,11 @@ def load_checkpoint(
     state.load_state_dict(saved, logger, strict, exclude_algorithms, algorithm_passes)
     if part is not None:
         part.after_load(content)
-    _check_ranks_agree(state)
+    batches = dist.all_gather_object(state.timestamp.batch.value)
+    if len(set(batches)) > 1:
+        raise RuntimeError(
+            f"The ranks loaded checkpoints of different batches: {batches}. Give all of them the same file."
+        )
     rng: list[dict[str, Any]] | None = content.get("rng")
     return rng
 
@@ -283,9 +291,9 @@ def validate(file: str | os.PathLike[str], *specs: Any) -> None:
 
 def _shard_content(content: dict[str, Any], state: State) -> None:
     """Keep or read this rank's part of each tensor that belongs to a sharded parameter."""
-    named = unwrapped_model(state.model).named_parameters(remove_duplicate=False)  # with all names of tied weights
+    named = unwrapped_model(state.model).named_parameters(remove_duplicate=False)  # tied weights have several names
     own = {name: parameter for name, parameter in named if is_sharded(parameter)}
-    parameters = {**own, **{f"module.{name}": p for name, p in own.items()}}  # in files of DDP
+    parameters = {**own, **{f"module.{name}": p for name, p in own.items()}}  # files of DDP have this prefix
     saved = content.get("state") or {}
     if parameters:
         saved.update({part: shard_tensors(saved[part], parameters) for part in _SHARDED_PARTS if part in saved})
@@ -294,23 +302,6 @@ def _shard_content(content: dict[str, Any], state: State) -> None:
 
 def _keys(content: dict[str, Any], part: str) -> set[str]:
     return set((content.get("state") or {}).get(part) or {})
-
-
-def _keep_own(state: State, content: dict[str, Any], ignored: set[str]) -> set[str]:
-    """Restore the model's own values for ignored names; return the names that the model does not have (yet)."""
-    if not ignored:
-        return ignored
-    own = state.get_model_state_dict()
-    content.get("state", {}).get("model", {}).update({key: own[key] for key in ignored & own.keys()})
-    return ignored - own.keys()
-
-
-def _check_ranks_agree(state: State) -> None:
-    batches = dist.all_gather_object(state.timestamp.batch.value)
-    if len(set(batches)) > 1:
-        raise RuntimeError(
-            f"The ranks loaded checkpoints of different batches: {batches}. Give all of them the same file."
-        )
 
 
 def read_checkpoint(path: str | os.PathLike[str], keys: Sequence[str] | None = None) -> Any:

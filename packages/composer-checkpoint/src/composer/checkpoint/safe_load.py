@@ -37,7 +37,8 @@ from composer.checkpoint.sharded_tensors import is_sharded
 from composer.checkpoint.storage import without_password
 
 _HEADER = 30  # bytes of the header of a part of an archive, without its name
-_END, _END_64, _LOCATOR = struct.Struct("<4s4H2LH"), struct.Struct("<4sQ2H2L4Q"), 20  # of the end of an archive
+# The records at the end of an archive; of the last one, only the length is needed.
+_END, _END_64, _LOCATOR = struct.Struct("<4s4H2LH"), struct.Struct("<4sQ2H2L4Q"), 20
 
 # The functions that build NumPy values, under the module paths of all NumPy versions.
 _ARRAY, _SCALAR = np.zeros(0).__reduce__()[0], np.float64(0).__reduce__()[0]
@@ -274,7 +275,7 @@ def check_loadable(content: Any) -> None:
     """Check that a checkpoint can be loaded again.
 
     Raises:
-        TypeError: It cannot; the message has the paths of the first ten values, and the reasons.
+        TypeError: A value cannot be loaded again; the message has the paths of the first ten, and the reasons.
     """
     problems = [f"at {where!r}, got {what}" for where, what in islice(unloadable(content), 10)]
     if problems:

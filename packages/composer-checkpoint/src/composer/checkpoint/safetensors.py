@@ -94,13 +94,13 @@ def _distinct(tensors: Mapping[str, Any], dtype: torch.dtype | None) -> tuple[di
     for name, tensor in tensors.items():
         _check(name, tensor)
         place = (tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
-        # Tensors without elements have no address.
-        owner = first.setdefault(place, name) if tensor.numel() and tensor.device.type != "meta" else name
+        # Tensors without elements have no address, so they count as distinct.
+        owner = first.setdefault(place, name) if tensor.numel() else name
         if owner != name:
             tied[name] = owner
             continue
         block = converted(tensor.detach(), dtype).cpu().contiguous()
-        if block.untyped_storage().nbytes() != block.nbytes:  # a view of a larger one
+        if block.untyped_storage().nbytes() != block.nbytes:  # a view of a larger tensor
             block = block.clone()
         distinct[name] = block
     return distinct, tied

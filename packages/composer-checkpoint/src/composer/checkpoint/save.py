@@ -353,7 +353,7 @@ def _begin(folder: Path, overwrite: bool) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name in (METADATA_NAME, RESUMPTION_NAME):
         (folder / name).unlink(missing_ok=True)
-    for path in folder.iterdir():  # also those of more optimizers than this run has
+    for path in folder.iterdir():  # also the folders of optimizers that this run does not have
         if re.fullmatch(r"model|optim\d*", path.name):
             shutil.rmtree(path)
 

@@ -55,7 +55,15 @@ class CheckpointWriter:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint-writer")
         pickled = Event()
-        self._running = self._pool.submit(_write, copied, path, then, pickled.set)
+
+        def work() -> None:
+            try:
+                write_file(copied, path, pickled.set)
+            finally:
+                pickled.set()
+            then()
+
+        self._running = self._pool.submit(work)
         # Pickling holds the GIL and would slow down the next step; everything after it releases the GIL.
         pickled.wait()
 
@@ -83,14 +91,6 @@ class CheckpointWriter:
             if self._pool is not None:
                 self._pool.shutdown()
                 self._pool = None
-
-
-def _write(content: dict[str, Any], path: str, then: Callable[[], None], on_pickled: Callable[[], None]) -> None:
-    try:
-        write_file(content, path, on_pickled)
-    finally:
-        on_pickled()
-    then()
 
 
 class _HostCopies:
@@ -178,7 +178,7 @@ class BestCheckpoints:
         """Check that the run has the metric.
 
         Raises:
-            ValueError: It has no such metric; the message lists those it has.
+            ValueError: The run has no such metric; the message lists its metrics.
         """
         if self.monitor is None or self.monitor.startswith("loss/"):
             return
@@ -193,8 +193,13 @@ class BestCheckpoints:
         """Add a checkpoint that is about to be saved, with the current value of the metric."""
         if self.monitor is None:
             return
-        value = _value(self.monitor, state)
-        if value is None or math.isnan(value):
+        label, _, name = self.monitor.partition("/")
+        if label == "loss":
+            value: Any = state.total_loss_dict.get(self.monitor)
+        else:
+            metric = (state.train_metrics if label == "train" else state.eval_metrics[label])[name]
+            value = metric.compute() if metric.update_called else None
+        if value is None or math.isnan(value := float(value)):
             log.info("%s has no value yet, so %s is not ranked.", self.monitor, path)
             return
         self.values[path] = value
@@ -208,7 +213,8 @@ class BestCheckpoints:
         """Restore the values of the checkpoints that still exist, if they are of the same metric.
 
         Args:
-            saved: The result of `state_dict`. Its paths may be those of a folder that was moved, or of another run.
+            saved: The result of `state_dict`. Its paths may be from another run, or from
+                before the folder was moved.
             existing: The path of each checkpoint of this run by its name in the folder.
         """
         if self.monitor is None or saved.get("monitor") != self.monitor:
@@ -217,14 +223,3 @@ class BestCheckpoints:
             own = next((own for name, own in existing.items() if f"/{path}".endswith(f"/{name}")), None)
             if own is not None:
                 self.values[own] = value
-
-
-def _value(monitor: str, state: State) -> float | None:
-    if monitor.startswith("loss/"):
-        value = state.total_loss_dict.get(monitor)
-    else:
-        label, _, name = monitor.partition("/")
-        metrics = state.train_metrics if label == "train" else state.eval_metrics[label]
-        metric = metrics[name]
-        value = metric.compute() if metric.update_called else None
-    return None if value is None else float(value)

@@ -64,7 +64,7 @@ def check_precision(precision: Precision | None) -> torch.dtype | None:
     """Return the data type of a precision; None: each tensor keeps its own.
 
     Raises:
-        ValueError: It is not a floating type.
+        ValueError: The precision is not a floating type.
     """
     dtype = STR_TO_DTYPE.get(precision) if isinstance(precision, str) else precision
     if precision is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):

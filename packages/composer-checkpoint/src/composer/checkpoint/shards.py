@@ -90,10 +90,22 @@ def write_shards(
 
     on_first_rank(check)
     temporary = Path(dist.all_gather_object(str(temporary_path(folder)))[0])
+
+    def publish() -> None:
+        if finish is not None:
+            finish(temporary)
+        sync_folder(temporary)
+        replaced = temporary_path(folder)
+        if folder.exists():
+            os.replace(folder, replaced)  # a folder cannot replace another one
+        os.replace(temporary, folder)
+        sync_folder(folder.parent)
+        shutil.rmtree(replaced, ignore_errors=True)
+
     try:
         with _without_noise():
             save(state_dict, checkpoint_id=temporary)
-        on_first_rank(lambda: _finish(temporary, folder, finish))
+        on_first_rank(publish)
     except CheckpointException as error:  # not a subclass of Exception
         causes = [failure for failure, _ in error.failures.values()]
         number = next((cause.errno for cause in causes if isinstance(cause, OSError)), None) or errno.EIO
@@ -141,7 +153,7 @@ def read_shards(state_dict: dict[str, Any], folder: Path, planner: Any = None) -
             plain = io.BytesIO()
             torch.save(load_plain(value, f"the entry {read_item.dest_index.fqn!r} of the shards"), plain)
             plain.seek(0)
-            super().load_bytes(read_item, plain)  # which loads without checks
+            super().load_bytes(read_item, plain)  # torch's method loads the bytes without checks
 
     try:
         with _without_noise():
@@ -157,18 +169,6 @@ def read_shards(state_dict: dict[str, Any], folder: Path, planner: Any = None) -
                     f"run code, so nothing was loaded: {failure}"
                 ) from None
         raise RuntimeError(f"The shards in {str(folder)!r} could not be loaded: {failures}") from error
-
-
-def _finish(temporary: Path, folder: Path, finish: Callable[[Path], None] | None) -> None:
-    if finish is not None:
-        finish(temporary)
-    sync_folder(temporary)
-    replaced = temporary_path(folder)
-    if folder.exists():
-        os.replace(folder, replaced)  # a folder cannot replace another one
-    os.replace(temporary, folder)
-    sync_folder(folder.parent)
-    shutil.rmtree(replaced, ignore_errors=True)
 
 
 def read_index(path: Path, complete: bool = True) -> Any:
@@ -389,9 +389,9 @@ def check_run(folder: Path) -> str | None:
     Raises:
         CorruptCheckpointError: A file of it is missing, incomplete or modified.
     """
-    if _is_indexed(folder):  # which has read the index, and checked the sizes of the files
+    if _is_indexed(folder):  # `_is_indexed` has checked the index and the sizes of the files
         return None
-    states = _states(folder)  # which checks that file
+    states = _states(folder)  # `_states` checks the checksum of its own file
     _check_digests(folder, states["sha256"], states["sha256"])
     name: str = states["folder"]
     return name

@@ -143,7 +143,9 @@ def get_metadata_state_dict(
         `sharded_state_dict`, `precision`, `device`, `device_train_microbatch_size` and `run_name` that are known.
     """
     dtype = check_precision(precision)
-    place = _first_device(model) if device is None else getattr(device, "name", None) or str(device)
+    place = None if device is None else getattr(device, "name", None) or str(device)
+    if device is None and model is not None:
+        place = next((parameter.device.type for parameter in model.parameters()), None)
     state_dict: dict[str, Any] = {
         "composer_env_info": get_composer_env_dict(),
         "torch_version": str(torch.__version__),
@@ -192,13 +194,9 @@ def _check_no_shards(requested: bool) -> None:
 
 
 def _moment(value: Any, dtype: torch.dtype | None) -> Any:
+    """Convert a tensor of an optimizer's state, except a step count, which has no dimension and must stay exact."""
     return converted(value, dtype) if isinstance(value, torch.Tensor) and value.dim() else value
 
 
 def _placed(value: Any, on_cpu: bool) -> Any:
     return value.cpu() if on_cpu and isinstance(value, torch.Tensor) else value
-
-
-def _first_device(model: torch.nn.Module | None) -> str | None:
-    parameter = None if model is None else next(model.parameters(), None)
-    return None if parameter is None else parameter.device.type

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import errno
 import inspect
+import math
 import os
 import secrets
 import threading
@@ -36,12 +37,13 @@ _PUTS_WHOLE = frozenset("abfs abfss az gcs gs memory oci ocilake oss s3 s3a".spl
 # For other schemes, composer-compat may have the class of a vendor, or a program may have registered one of its own.
 _THROUGH_FSSPEC = frozenset({"", "az", "azure", "gs", "oci", "s3", "sftp", "ssh"})
 _BUCKETS = frozenset("abfs abfss az azure gcs gs http https libcloud oci ocilake oss s3 s3a sftp ssh".split())
-_EXTRAS = {"adlfs": "azure", "gcsfs": "gcs", "ocifs": "oci", "paramiko": "sftp", "s3fs": "s3"}  # of composer-checkpoint
-_PROBE = ".credentials_validated_successfully"  # where nothing can be removed
+# The extras of composer-checkpoint that install these packages.
+_EXTRAS = {"adlfs": "azure", "gcsfs": "gcs", "ocifs": "oci", "paramiko": "sftp", "s3fs": "s3"}
+_PROBE = ".credentials_validated_successfully"  # a fixed name, for stores from which nothing can be removed
 _BACKOFF_SECONDS = 1.0
 _BLOCK = 8 << 20
-_SILENT_SECONDS = 15.0  # of a server, as s3fs and ocifs
-_SFTP_SECONDS = 30.0  # that a server of SSH may be silent
+_SILENT_SECONDS = 15.0  # how long a server may be silent, as in s3fs and ocifs
+_SFTP_SECONDS = 30.0  # how long an SSH server may be silent
 _GOOGLE_S3 = "https://storage.googleapis.com"  # Google's servers also speak the protocol of S3
 SFTP_SCHEMES = frozenset({"sftp", "ssh"})
 """The schemes of servers of SSH. fsspec's own filesystem for them accepts any host."""
@@ -338,9 +340,14 @@ class Storage:
         size = os.stat(source).st_size
 
         def put(filesystem: Any, path: str) -> None:
+            blocks: dict[str, int] = {}
+            method = getattr(filesystem, "_put_file", filesystem.put_file)
+            if "chunksize" in inspect.signature(method).parameters:
+                # Small blocks, so that progress is visible: 8 MiB, or 1/5000 of the file.
+                least = self._block_size or _BLOCK
+                blocks["chunksize"] = least * max(1, math.ceil(size / (5000 * least)))
             with showing_progress(progress, name) as callback:
                 callback.set_size(size)
-                blocks = _block_size(filesystem, size, self._block_size or _BLOCK)
                 filesystem.put_file(os.fspath(source), path, callback=callback, **blocks, **options)
                 callback.absolute_update(size)
 
@@ -469,7 +476,7 @@ def retrying(
 
     Raises:
         FileNotFoundError: The file is missing.
-        FileExistsError: It exists already.
+        FileExistsError: The file exists already.
         UnreachableError: All attempts failed in a way that may be temporary.
         StorageError: The store failed in another way.
         Exception: What `attempt` raises, if that does not come from a store.
@@ -569,7 +576,7 @@ def check_bucket(uri: str) -> None:
         uri: A URI or a local path.
 
     Raises:
-        ValueError: It names none: nothing or a third slash follows the two after the scheme, or there is only one.
+        ValueError: No bucket is named: the scheme is not followed by two slashes and a name.
     """
     scheme, bucket, _ = parse_uri(uri)
     if scheme in _BUCKETS and not bucket:
@@ -713,14 +720,6 @@ def _default_options(scheme: str) -> dict[str, Any]:
     return result
 
 
-def _block_size(filesystem: Any, size: int, least: int) -> dict[str, int]:
-    """Choose small blocks for clients that send blocks, so that progress is visible: 8 MiB, or 1/5000 of the file."""
-    put = getattr(filesystem, "_put_file", filesystem.put_file)
-    if "chunksize" not in inspect.signature(put).parameters:
-        return {}
-    return {"chunksize": least * max(1, -(-size // (5000 * least)))}
-
-
 def check_installed(scheme: str, uri: str) -> None:
     """Check that fsspec has a filesystem for a scheme, and the package that it needs.
 
@@ -809,7 +808,7 @@ def showing_progress(progress: Progress, name: str) -> Iterator[Any]:
 _PERMANENT = (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError)
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _PERMANENT_NUMBERS = _NO_SPACE | {errno.EROFS, errno.EINVAL, errno.ENAMETOOLONG, errno.ENOSYS, errno.ELOOP, errno.EXDEV}
-_PASSING_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})  # of HTTP
+_PASSING_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})  # HTTP
 # By name, because the clients of stores are optional and are not imported here.
 _REFUSALS = frozenset(
     "PermissionError AuthenticationException BadHostKeyException ClientAuthenticationError DefaultCredentialsError "

@@ -19,7 +19,7 @@ from composer.utils.delivery import DeliveryDeadline, call_at_exit
 
 log = logging.getLogger(__name__)
 
-_SILENT_SECONDS = 3600.0  # that a store which reports no progress may take for a file
+_SILENT_SECONDS = 3600.0  # how long the upload of one file may take to a store that reports no progress
 
 Send = Callable[[Path, str, Progress], None]
 """A function that uploads a file under a name, and reports its progress."""
@@ -69,7 +69,7 @@ def upload_file(
 
 @dataclass(frozen=True)
 class _Upload:
-    number: int  # in the order of submission
+    number: int  # counts the uploads in the order of submission
     source: Path
     files: list[tuple[Path, str]]  # second names of the files to upload, in order, and their names in the store
     overwrite: bool
@@ -130,10 +130,10 @@ class Uploader:
             raise ValueError(f"`concurrent` must be at least 1, got {concurrent!r}.")
         self.storage, self._send = storage, send or storage.upload
         self._concurrent, self._limit = concurrent, math.inf if limit is None else limit
-        self._is_shared_deadline = isinstance(timeout, DeliveryDeadline)  # that of a Trainer
+        self._is_shared_deadline = isinstance(timeout, DeliveryDeadline)  # a Trainer shares one among its services
         self._deadline = timeout if isinstance(timeout, DeliveryDeadline) else DeliveryDeadline(timeout)
         self._given_up = False
-        self._changed = threading.Condition()  # of a lock that may be taken again
+        self._changed = threading.Condition()  # its lock is reentrant
         self._waiting: list[_Upload] = []
         self._active: dict[str, _Upload] = {}
         self._begun = 0.0  # when the last upload began

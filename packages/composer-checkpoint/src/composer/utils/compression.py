@@ -111,7 +111,7 @@ def _waiting_for(program: subprocess.Popen[bytes]) -> Iterator[None]:
     finally:
         for stream in (program.stdin, program.stdout):
             if stream is not None:
-                with suppress(BrokenPipeError):  # from flushing the buffer
+                with suppress(BrokenPipeError):  # flushing the buffer may fail
                     stream.close()
         program.wait()
 

@@ -131,12 +131,26 @@ class MLPerfCallback(Callback):
         self.filename = self.root_folder / "results" / name / self.benchmark / f"result_{self.index}.txt"
         if self.cache_clear_cmd is not None:
             if dist.get_local_rank() == 0:
-                _clear_caches(self.cache_clear_cmd)
+                command = self.cache_clear_cmd
+                done = subprocess.run(
+                    command, shell=isinstance(command, str), capture_output=True, text=True, check=False
+                )
+                if done.returncode != 0:
+                    raise RuntimeError(
+                        f"`cache_clear_cmd` {command!r} failed with status {done.returncode}: "
+                        f"{done.stderr.strip() or 'no message'}. The caches are not cleared. Correct the command, or "
+                        f"remove it."
+                    )
             dist.barrier()
         if dist.get_global_rank() != 0:
             return
         self._open(self.filename)
-        self._describe(name, accelerator)
+        description = self.root_folder / "systems" / f"{name}.json"
+        if not description.exists():
+            description.parent.mkdir(parents=True, exist_ok=True)
+            known = {"submitter": self.submitter, "division": self.division, "status": _STATUS_NAMES[self.status]}
+            system = _describe_system(name, accelerator, self.host_processors_per_node)
+            description.write_text(json.dumps({**known, **system}, indent=4) + "\n", encoding="utf-8")
         if self.cache_clear_cmd is not None:
             self._event("cache_clear", True)
         self._event("init_start", kind="start")
@@ -193,7 +207,8 @@ class MLPerfCallback(Callback):
                 f"`metric_name` must be a metric of {self.metric_label!r}, got {self.metric_name!r}. Known metrics: "
                 f"{', '.join(map(repr, metrics)) or 'none'}."
             )
-        value = float(metrics[self.metric_name].compute())  # on every rank
+        # Computed on every rank, because it is a collective operation.
+        value = float(metrics[self.metric_name].compute())
         self._within(state, "eval_accuracy", "event", value)
         self._within(state, "eval_stop", "end")
         if value >= self.target:
@@ -235,15 +250,6 @@ class MLPerfCallback(Callback):
                 self._writer.logger.removeHandler(handler)
                 handler.close()
             self._writer = None
-
-    def _describe(self, name: str, accelerator: str) -> None:
-        path = self.root_folder / "systems" / f"{name}.json"
-        if path.exists():
-            return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        known = {"submitter": self.submitter, "division": self.division, "status": _STATUS_NAMES[self.status]}
-        system = _describe_system(name, accelerator, self.host_processors_per_node)
-        path.write_text(json.dumps({**known, **system}, indent=4) + "\n", encoding="utf-8")
 
     def _within(
         self, state: State, key: str, kind: str, value: Any = None, epoch: int | None = None, **metadata: Any
@@ -309,15 +315,6 @@ def _check_arguments(benchmark: str, division: str, status: str, submitter: str,
             raise ValueError(f"`{argument}` must be a folder name without spaces, got {name!r}.")
 
 
-def _clear_caches(command: str | Sequence[str]) -> None:
-    done = subprocess.run(command, shell=isinstance(command, str), capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise RuntimeError(
-            f"`cache_clear_cmd` {command!r} failed with status {done.returncode}: "
-            f"{done.stderr.strip() or 'no message'}. The caches are not cleared. Correct the command, or remove it."
-        )
-
-
 def _num_samples(loader: Any) -> int | None:
     """Return the number of samples in the dataset of a dataloader, if it is known."""
     data = getattr(loader, "dataset", None)
@@ -336,7 +333,10 @@ def _default_system_name(accelerator: str) -> str:
 
 def _describe_system(name: str, accelerator: str, processors: int | None) -> dict[str, str]:
     """Return the fields of a description; unknown fields are empty."""
-    info = _cpu_info()
+    file, info = Path("/proc/cpuinfo"), dict[str, list[str]]()  # the processors; only Linux has this file
+    for line in file.read_text().splitlines() if file.exists() else ():
+        key, _, value = line.partition(":")
+        info.setdefault(key.strip(), []).append(value.strip())
     memory = torch.cuda.get_device_properties(0).total_memory if accelerator else 0
     frequency: Any = psutil.cpu_freq()  # None if it is unknown
     cuda = f", CUDA {torch.version.cuda}" if accelerator else ""
@@ -361,12 +361,3 @@ def _describe_system(name: str, accelerator: str, processors: int | None) -> dic
 
 def _accelerator(uses_gpu: bool) -> str:
     return torch.cuda.get_device_name() if uses_gpu else ""
-
-
-def _cpu_info() -> dict[str, list[str]]:
-    """Read the description of the processors on Linux; empty on other systems."""
-    file, info = Path("/proc/cpuinfo"), dict[str, list[str]]()
-    for line in file.read_text().splitlines() if file.exists() else ():
-        key, _, value = line.partition(":")
-        info.setdefault(key.strip(), []).append(value.strip())
-    return info

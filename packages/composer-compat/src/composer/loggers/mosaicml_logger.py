@@ -83,7 +83,7 @@ class MosaicMLLogger(LoggerDestination):
         self.ignore_keys, self.ignore_exceptions = ensure_tuple(ignore_keys), ignore_exceptions
         self.on_error = "warn" if ignore_exceptions else "raise"
         self.run_name = os.environ.get(RUN_NAME_ENV_VAR)
-        self._ignored: dict[str, bool] = {}  # by key
+        self._ignored: dict[str, bool] = {}  # whether `ignore_keys` matches, by key
         self._unsent: dict[str, Any] = {}  # used by the thread only
         self._sender: Sender | None = None
         self._savers: list[Any] = []
@@ -126,7 +126,7 @@ class MosaicMLLogger(LoggerDestination):
         self.log_metadata(hyperparameters)
 
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
-        hold_metrics(metrics)  # on every rank, whether they are sent or not
+        hold_metrics(metrics)  # on every rank, even if nothing is sent
         kept = self._kept(metrics)
         if kept and self._sender is not None:
             self._sender.put_metrics(kept, 0 if step is None else step)

@@ -130,7 +130,7 @@ class RemoteUploaderDownloader(LoggerDestination):
         Raises:
             ConnectionError: Rank 0 cannot upload because of such an error; there, its own error is raised.
             TimeoutError: Likewise.
-            RuntimeError: It is called a second time, or rank 0 cannot upload because of any other error.
+            RuntimeError: `init` is called a second time, or rank 0 cannot upload because of any other error.
         """
         if self._uploader is not None:
             raise RuntimeError("The `RemoteUploaderDownloader` is already initialized. Make one for each run.")
@@ -172,14 +172,19 @@ class RemoteUploaderDownloader(LoggerDestination):
             FileNotFoundError: There is no such file.
             ValueError: The name leaves the bucket, or the folder of SFTP.
         """
-        uploader = self._initialized()
+        uploader = self._uploader
+        if uploader is None:
+            raise RuntimeError("The `RemoteUploaderDownloader` is not initialized, or closed. Call `init` first.")
         inside = self._name_in_store(remote_file_name)
         if inside is None:
             return
         name = self._remote_name(inside)
         if not overwrite and name in uploader.pending:
             raise FileExistsError(f"Object {name} was already enqueued to be uploaded, but overwrite=False.")
-        future = upload_copy(uploader, Path(file_path), self._staging_folder(), name, overwrite)
+        if self._staging is None:
+            given = self.upload_staging_folder
+            self._staging = Path(tempfile.mkdtemp(prefix="composer-uploads-") if given is None else given)
+        future = upload_copy(uploader, Path(file_path), self._staging, name, overwrite)
 
         def note(done: Any) -> None:
             error = done.exception()
@@ -252,17 +257,6 @@ class RemoteUploaderDownloader(LoggerDestination):
             )
         elif self._staging is not None and self.upload_staging_folder is None:
             self._staging.rmdir()
-
-    def _initialized(self) -> Uploader:
-        if self._uploader is None:
-            raise RuntimeError("The `RemoteUploaderDownloader` is not initialized, or closed. Call `init` first.")
-        return self._uploader
-
-    def _staging_folder(self) -> Path:
-        if self._staging is None:
-            given = self.upload_staging_folder
-            self._staging = Path(tempfile.mkdtemp(prefix="composer-uploads-") if given is None else given)
-        return self._staging
 
     def _name_in_store(self, remote_file_name: str) -> str | None:
         """Return the name in the store for a name or a URI; None for a URI that this object does not serve."""

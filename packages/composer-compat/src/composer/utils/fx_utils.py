@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -116,7 +117,7 @@ def fuse_parallel_linears(gm: GraphModule, keep_weights: bool = False) -> GraphM
         (1, Linear(in_features=4, out_features=12, bias=True))
     """
     _check_graph(gm)
-    owners = _count_owners(gm)
+    owners = Counter(parameter for module in gm.modules() for parameter in module._parameters.values())
     calls = [node.target for node in gm.graph.nodes if node.op == "call_module"]
     modules = dict(gm.named_modules())
     fused: list[Node] = []
@@ -131,7 +132,7 @@ def fuse_parallel_linears(gm: GraphModule, keep_weights: bool = False) -> GraphM
         ]
         layers = [modules[part.target] for part in parts]
         if len(layers) > 1 and _can_fuse(layers, keep_weights):
-            _fuse(gm, node, parts, _fused_layer(layers, keep_weights))
+            _fuse(gm, node, parts, layers, keep_weights)
             fused += parts
     _finish(gm, fused)
     return gm
@@ -253,7 +254,7 @@ def _find_block(gm: GraphModule, addition: Node) -> _Block | None:
     if not isinstance(first, Node) or not isinstance(second, Node) or first is second:
         return None
     order = _order(gm.graph)
-    before = {node: _ancestors(node) for node in (first, second)}
+    before = {node: _reachable(node, lambda each: each.all_input_nodes) for node in (first, second)}
     for entry, end in ((first, second), (second, first)):
         if entry in before[end]:
             branch = sorted((before[end] | {end}) & _descendants(entry), key=order)
@@ -285,10 +286,6 @@ def _can_skip(gm: GraphModule, branch: Sequence[Node], addition: Node) -> bool:
 def _is_closed(nodes: Sequence[Node], addition: Node) -> bool:
     inside = {*nodes, addition}
     return all(user in inside for node in nodes for user in node.users)
-
-
-def _ancestors(node: Node) -> set[Node]:
-    return _reachable(node, lambda node: node.all_input_nodes)
 
 
 def _descendants(node: Node) -> set[Node]:
@@ -329,26 +326,20 @@ def _can_fuse(layers: Sequence[nn.Module], keep_weights: bool) -> bool:
     return len(kinds) == 1 and not has_hooks and not (keep_weights and len(trainable) > 1)
 
 
-def _fused_layer(layers: Sequence[Any], keep_weights: bool) -> nn.Linear:
-    first = layers[0]
-    outputs = sum(layer.out_features for layer in layers)
+def _fuse(gm: GraphModule, source: Node, parts: Sequence[Node], layers: Sequence[Any], keep_weights: bool) -> None:
+    """Replace the calls of linear layers by one call of a layer that has the outputs of all of them, and a split."""
+    first, sizes = layers[0], [layer.out_features for layer in layers]
     fused = nn.Linear(
-        first.in_features, outputs, first.bias is not None, device=first.weight.device, dtype=first.weight.dtype
+        first.in_features, sum(sizes), first.bias is not None, device=first.weight.device, dtype=first.weight.dtype
     )
     if keep_weights:
         with torch.no_grad():
             for name, parameter in fused.named_parameters():
                 parameter.copy_(torch.cat([getattr(layer, name) for layer in layers]))
         fused.requires_grad_(first.weight.requires_grad)
-    return fused.train(first.training)
-
-
-def _fuse(gm: GraphModule, source: Node, parts: Sequence[Node], layer: nn.Linear) -> None:
-    """Replace the calls of linear layers by one call and a split."""
-    sizes = [_module(gm, part).out_features for part in parts]
     graph = gm.graph
     with graph.inserting_before(parts[0]):
-        call = graph.call_module(_add(gm, "fused_linear", layer), (source,))
+        call = graph.call_module(_add(gm, "fused_linear", fused.train(first.training)), (source,))
         pieces = graph.call_function(torch.split, (call, sizes), {"dim": -1})
         for index, part in enumerate(parts):
             part.replace_all_uses_with(graph.call_function(operator.getitem, (pieces, index)))
@@ -390,16 +381,6 @@ def _order(graph: Graph) -> Callable[[Node], int]:
 
 def _module(gm: GraphModule, node: Node) -> Any:
     return gm.get_submodule(str(node.target))
-
-
-def _count_owners(gm: nn.Module) -> dict[nn.Parameter, int]:
-    """Return in how many modules each parameter is."""
-    counts: dict[nn.Parameter, int] = {}
-    for module in gm.modules():
-        for parameter in module._parameters.values():
-            if parameter is not None:
-                counts[parameter] = counts.get(parameter, 0) + 1
-    return counts
 
 
 def _add(gm: GraphModule, prefix: str, module: nn.Module) -> str:

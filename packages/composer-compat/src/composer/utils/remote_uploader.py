@@ -191,7 +191,8 @@ class RemoteUploader:
         finally:
             self._ended.set()
             for check in self._checks:
-                _end(check, RemoteFilesExistingCheckStatus.TIMEOUT)  # its thread may wait for a store that hangs
+                # The thread of the check may wait for a store that hangs.
+                _end(check, RemoteFilesExistingCheckStatus.TIMEOUT)
             self._ended, self._checks = threading.Event(), []
             uploader, self._uploader = self._uploader, None
             processes, self._processes = self._processes, None
@@ -275,7 +276,7 @@ class RemoteUploader:
                     self._failed.discard(name)
                 else:
                     self._failed.add(name)
-                del self._last[name]  # after the name is noted: a check may run in its thread
+                del self._last[name]  # deleted last, because a check may run in another thread
 
 
 def _raise_first_failure(uploads: list[Future[None]]) -> None:

@@ -219,7 +219,7 @@ def _choose_inputs(call: Call, input_names: Sequence[str] | None) -> dict[str, T
     else:
         inputs = paths
         if call.takes_batch and isinstance(call.args[0], (list, tuple)) and len(call.args[0]) == 2:
-            inputs = [path for path in paths if path[1] == 0] or paths  # of (inputs, targets)
+            inputs = [path for path in paths if path[1] == 0] or paths  # the batch is (inputs, targets)
         defaults = dict(zip(_numbered("input", len(inputs)), inputs, strict=True))
         counts = range(1, len(paths) + 1)
     if input_names is None:
@@ -291,7 +291,7 @@ def _map_tensors(
     if isinstance(value, Mapping):
         changed = {key: _map_tensors(item, change, plain, (*path, key)) for key, item in value.items()}
         items = {key: item for key, item in changed.items() if item is not None or value[key] is None}
-        with suppress(TypeError):  # its class may take other arguments
+        with suppress(TypeError):  # the class may take other arguments
             return items if plain or type(value) is dict else type(value)(items)  # type: ignore[call-arg]
         return items
     if isinstance(value, (list, tuple)):

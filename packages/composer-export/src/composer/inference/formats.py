@@ -98,8 +98,15 @@ def write(
         signature = infer_signature(call, dynamic_axes, input_names, output_names)
         program = _export_program(model, signature, save_format is ExportFormat.ONNX, dynamic_axes is None)
         signature.check_outputs(dynamic_axes)
-        if input_names is None:
-            _warn_of_unused_inputs(program, signature)
+        used = {node.name: bool(node.users) for node in program.graph.nodes}
+        nodes = zip(signature.inputs, program.graph_signature.user_inputs, strict=True)
+        superfluous = [name for name, node in nodes if not used[str(node)]]
+        if superfluous and input_names is None:
+            warnings.warn(
+                f"The exported model does not use its inputs {', '.join(superfluous)}. Pass the names of the others as "
+                f"`input_names` to leave these out.",
+                stacklevel=3,
+            )
         if save_format is ExportFormat.ONNX:
             _write_onnx(model, program, signature, path, opset_version)
         else:
@@ -157,18 +164,6 @@ def _export_program(
             stacklevel=4,
         )
         return program
-
-
-def _warn_of_unused_inputs(program: torch.export.ExportedProgram, signature: Signature) -> None:
-    used = {node.name: bool(node.users) for node in program.graph.nodes}
-    nodes = zip(signature.inputs, program.graph_signature.user_inputs, strict=True)
-    unused = [name for name, node in nodes if not used[str(node)]]
-    if unused:
-        warnings.warn(
-            f"The exported model does not use its inputs {', '.join(unused)}. Pass the names of the others as "
-            f"`input_names` to leave these out.",
-            stacklevel=4,
-        )
 
 
 def _write_onnx(
@@ -249,7 +244,9 @@ def _trace(model: torch.nn.Module, call: Call) -> Any:
         args, kwargs = call.arguments(rows)
         with torch.no_grad():
             expected, actual = output_tensors(model(*args, **kwargs)), output_tensors(traced(*arguments(rows)))
-        if len(actual) == len(expected) and all(map(_is_close, actual, expected)):
+        if [each.shape for each in actual] == [each.shape for each in expected] and all(
+            torch.allclose(*pair, rtol=1e-3, atol=1e-5, equal_nan=True) for pair in zip(actual, expected, strict=True)
+        ):
             return traced
         reason = "With another number of rows, its outputs are not those of the model."
     except Exception as error:  # noqa: BLE001 - any, as the model's code raises it if it fixes the size
@@ -261,10 +258,6 @@ def _trace(model: torch.nn.Module, call: Call) -> Any:
         stacklevel=6,
     )
     return traced
-
-
-def _is_close(actual: torch.Tensor, expected: torch.Tensor) -> bool:
-    return actual.shape == expected.shape and torch.allclose(actual, expected, rtol=1e-3, atol=1e-5, equal_nan=True)
 
 
 def _export_error(save_format: str, error: BaseException, signature: Signature) -> RuntimeError:

@@ -107,7 +107,13 @@ class Job:
         self._exited: dict[int, ExitedRank] = {}
         self._sent: dict[int, int] = {}
         self._suspended: set[int] = set()
-        self._context = _start(plan, environment, outputs)
+        script = str(Path(__file__).with_name("_rank.py"))
+        arguments = {
+            rank: ("-I", "-S", script, str(os.getpid()), *outputs.paths(rank), *plan.expanded(rank, environment))
+            for rank in range(plan.nproc)
+        }
+        variables = {rank: plan.variables(rank, environment) for rank in range(plan.nproc)}
+        self._context: PContext = start_processes("rank", sys.executable, arguments, variables, _NoLogFiles())
         self._processes: dict[int, Any] = {
             rank: handler.proc
             for rank, handler in self._context.subprocess_handlers.items()  # type: ignore[attr-defined]  # of a subclass
@@ -122,19 +128,27 @@ class Job:
         try:
             self._watch()
         finally:
-            self._kill()
+            for rank in self._running():
+                self._sent[rank] = signal.SIGKILL
+            self._context.close(signal.SIGKILL, _KILL_SECONDS)  # kills the running ranks with all their children
+            self._running()
         self._outputs.finish()
         return self._report()
 
     def _watch(self) -> None:
-        deadline = float("inf")
+        """Forward signals to the ranks, until all have exited or those that run must be killed."""
+        deadline, timeout = float("inf"), self._plan.shutdown_timeout
         while self._running():
             number = self._signals.take()
             if number is not None:
                 if self._sent:
                     return  # the second signal: kill now
-                self._forward(number)
-                deadline = time.monotonic() + self._plan.shutdown_timeout
+                print_message(
+                    f"{signal.Signals(number).name} is forwarded to the ranks, which have {timeout:g} s to save and "
+                    f"exit. Send it again to kill them immediately."
+                )
+                self._send(number)
+                deadline = time.monotonic() + timeout
             failures = self._failures()
             if failures:
                 first = min(exited.time for exited in failures)
@@ -143,18 +157,9 @@ class Job:
                     self._terminate()
                     return
             if time.monotonic() > deadline:
-                timeout = self._plan.shutdown_timeout
                 print_message(f"{len(self._running())} ranks did not exit within {timeout:g} s and are killed.")
                 return
             time.sleep(_POLL_SECONDS)
-
-    def _forward(self, number: int) -> None:
-        name, seconds = signal.Signals(number).name, self._plan.shutdown_timeout
-        print_message(
-            f"{name} is forwarded to the ranks, which have {seconds:g} s to save and exit. Send it again to kill them "
-            f"immediately."
-        )
-        self._send(number)
 
     def _terminate(self) -> None:
         """Send SIGTERM to the running ranks and wait a short time."""
@@ -170,13 +175,6 @@ class Job:
         for rank in self._running():
             self._sent[rank] = number
             self._processes[rank].send_signal(number)
-
-    def _kill(self) -> None:
-        """Kill the running ranks with all their children."""
-        for rank in self._running():
-            self._sent[rank] = signal.SIGKILL
-        self._context.close(signal.SIGKILL, _KILL_SECONDS)
-        self._running()
 
     def _running(self) -> list[int]:
         """Return the local ranks that are running, and record those that have exited."""
@@ -240,17 +238,6 @@ class _NoLogFiles(LogsSpecs):
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
         return LogsDest(dict.fromkeys(envs, ""), dict.fromkeys(envs, ""), {}, {}, dict.fromkeys(envs, ""))
-
-
-def _start(plan: Plan, environment: Mapping[str, str], outputs: Outputs) -> PContext:
-    script = str(Path(__file__).with_name("_rank.py"))
-    ranks = range(plan.nproc)
-    arguments = {
-        rank: ("-I", "-S", script, str(os.getpid()), *outputs.paths(rank), *plan.expanded(rank, environment))
-        for rank in ranks
-    }
-    variables = {rank: plan.variables(rank, environment) for rank in ranks}
-    return start_processes("rank", sys.executable, arguments, variables, _NoLogFiles())
 
 
 def _is_suspended(pid: int) -> bool:

@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 
-_CANNOT_START = 127  # as in shells
+_CANNOT_START = 127  # the same as in shells
 _PR_SET_PDEATHSIG = 1
 
 

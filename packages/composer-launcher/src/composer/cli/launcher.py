@@ -66,7 +66,7 @@ def _run(plan: Plan, signals: Signals) -> int:
         job = Job(plan, os.environ, outputs, signals)
         signals.listen()
         status = job.run()
-    except SignalException as error:  # from torch's handlers, before `listen` replaces them
+    except SignalException as error:  # torch's handlers raise it before `listen` replaces them
         status = 128 + error.sigval
     finally:
         outputs.finish()
@@ -84,7 +84,7 @@ def _with_ports(plan: Plan) -> tuple[Plan, Any]:
     """
     if plan.base_rank == 0:
         with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as torch does
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # torch sets it, too
             probe.bind(("", plan.master_port))
             plan = replace(plan, master_port=probe.getsockname()[1])
     if plan.world_size > plan.nproc:

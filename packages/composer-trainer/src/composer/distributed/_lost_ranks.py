@@ -19,8 +19,8 @@ from composer.core import ComposerError
 # Messages of gloo, NCCL and the store. Gloo's errors have no class of their own.
 _COMMUNICATION = re.compile(r"gloo/|Connection (closed|reset) by peer|Timed out waiting|Broken pipe|NCCL error")
 _TIMEOUT = re.compile(r"timed? ?out", re.IGNORECASE)
-_TIMED_OUT_SECONDS = 3.0  # to wait for notes after a timeout: other ranks time out at nearly the same time
-_CLOSED_SECONDS = 1.0  # to wait for notes after a closed connection: a failing rank writes its note before
+_TIMED_OUT_SECONDS = 3.0  # how long to wait for notes after a timeout: other ranks time out at nearly the same time
+_CLOSED_SECONDS = 1.0  # how long to wait for notes after a closed connection: a failing rank writes its note first
 _HANGING_SECONDS = 2.0  # more, after which the store is considered gone
 _POLL_SECONDS = 0.05
 _NOTE_LENGTH = 500
@@ -106,7 +106,7 @@ class LostRankDetector:
         )
 
     def _exchange_notes(self, note: str, seconds: float) -> dict[int, str] | None:
-        """Write a note, and wait some seconds for those of other ranks; None: the store does not answer."""
+        """Write a note, and wait some seconds for the notes of other ranks; None: the store does not answer."""
         notes: dict[int, str] = {}
         answered = threading.Event()
 

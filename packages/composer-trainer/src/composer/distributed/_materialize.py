@@ -50,9 +50,19 @@ def materialize(
     for module in modules:
         _to(module, device)
     for module in modules:
-        if module in fresh:
-            _initialize(module, init_fn)
-    # Parameters may be tied.
+        if module not in fresh:
+            continue
+        reset = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
+        if init_fn is not None:
+            init_fn(module)
+        elif callable(reset):
+            reset()
+        else:
+            raise ValueError(
+                f"`{type(module).__name__}` is on the meta device and cannot be initialized. Give it a "
+                f"method `reset_parameters()`, or the model a method `param_init_fn(module)`."
+            )
+    # Keyed by identity, because tied parameters must be broadcast only once.
     tensors = {id(tensor): tensor.detach() for module in modules for tensor in _tensors(module)}
     exchange(tensors.values(), lambda tensor: torch.distributed.broadcast(tensor, 0, async_op=True))
 
@@ -109,16 +119,3 @@ def _to(module: torch.nn.Module, device: torch.device) -> None:
     for name, buffer in module._buffers.items():
         if buffer is not None:
             module._buffers[name] = torch.empty_like(buffer, device=device) if buffer.is_meta else buffer.to(device)
-
-
-def _initialize(module: torch.nn.Module, init_fn: Callable[[torch.nn.Module], Any] | None) -> None:
-    reset = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
-    if init_fn is not None:
-        init_fn(module)
-    elif callable(reset):
-        reset()
-    else:
-        raise ValueError(
-            f"`{type(module).__name__}` is on the meta device and cannot be initialized. Give it a "
-            f"method `reset_parameters()`, or the model a method `param_init_fn(module)`."
-        )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 
@@ -49,14 +48,10 @@ class OptimizerParameters:
                 group["params"] = [current[parameter] for parameter in group["params"]]
             states = list(optimizer.state.items())
             optimizer.state.clear()
-            for parameter, values in states:
-                optimizer.state[current[parameter]] = _sharded(values, parameter, current[parameter])
-
-
-def _sharded(values: Any, old: torch.Tensor, new: torch.Tensor) -> Any:
-    if not isinstance(values, dict):
-        return values
-    return {
-        key: shard_like(value, new) if isinstance(value, torch.Tensor) and value.shape == old.shape else value
-        for key, value in values.items()
-    }
+            for old, values in states:
+                new = current[old]
+                if isinstance(values, dict):  # momenta and the like have the shape of the parameter
+                    tensors = {key: value for key, value in values.items() if isinstance(value, torch.Tensor)}
+                    like_parameter = {key: value for key, value in tensors.items() if value.shape == old.shape}
+                    values = {**values, **{key: shard_like(value, new) for key, value in like_parameter.items()}}
+                optimizer.state[new] = values

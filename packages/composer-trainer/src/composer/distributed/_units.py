@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,34 +67,24 @@ def _children(module: torch.nn.Module, prefix: str = "") -> Iterator[tuple[str, 
 
 
 def _units_of_child(name: str, child: torch.nn.Module, auto_wrap: bool) -> list[Unit]:
-    wraps = _policy(child, auto_wrap)
+    wrap_fn = getattr(child, "fsdp_wrap_fn", None)
+    classes = (getattr(child, "_no_split_modules", None) or ()) if auto_wrap else ()
     units = []
     for inner, module in reversed([*child.named_modules(prefix=name)]):  # inner ones first
-        answer = True if module is child else wraps(module)
+        answer: Any = True
+        if module is not child:
+            answer = type(module).__name__ in classes if wrap_fn is None else wrap_fn(module) or False
         attribute = getattr(module, "_fsdp_wrap", None)
         answer = answer if attribute is None else bool(attribute) and (answer or True)
-        if isinstance(answer, dict):
-            _check_options(inner, answer)
+        unknown = answer.keys() - _OPTIONS if isinstance(answer, dict) else ()
+        if unknown:
+            raise KeyError(
+                f"`fsdp_wrap_fn` returned {', '.join(sorted(map(repr, unknown)))} for {inner!r}; known arguments of a "
+                f"unit are {', '.join(sorted(_OPTIONS))}."
+            )
         if answer is not False and any(True for _ in module.parameters()):
             units.append(Unit(inner, module, dict(answer) if isinstance(answer, dict) else {}))
     return units
-
-
-def _policy(child: torch.nn.Module, auto_wrap: bool) -> Callable[[torch.nn.Module], Any]:
-    wrap_fn = getattr(child, "fsdp_wrap_fn", None)
-    if wrap_fn is not None:
-        return lambda module: wrap_fn(module) or False
-    classes = (getattr(child, "_no_split_modules", None) or ()) if auto_wrap else ()
-    return lambda module: type(module).__name__ in classes
-
-
-def _check_options(name: str, options: dict[str, Any]) -> None:
-    unknown = options.keys() - _OPTIONS
-    if unknown:
-        raise KeyError(
-            f"`fsdp_wrap_fn` returned {', '.join(sorted(map(repr, unknown)))} for {name!r}; known arguments of a unit "
-            f"are {', '.join(sorted(_OPTIONS))}."
-        )
 
 
 def _check_sharing(model: torch.nn.Module, units: list[Unit]) -> None:

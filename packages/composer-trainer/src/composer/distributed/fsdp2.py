@@ -59,7 +59,7 @@ def shard_model(
         ValueError: Units share parameters, an optimizer has parameters of another model, the model is on the meta
             device on rank 0 only, or a module has no way to be initialized.
     """
-    from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
+    from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard, register_fsdp_forward_method
 
     units = plan_units(model, config.auto_wrap)
     optimized = OptimizerParameters(model, optimizers)
@@ -82,7 +82,13 @@ def shard_model(
         if not (ready or is_unit(model)):  # it may have buffers
             materialize(own_modules(model), device, fresh, init_fn_of(model, ""))
     _prefetch(model, config)
-    _gather_in_methods(model)
+    # The methods that compute outputs gather the weights, too, not only `forward`.
+    for child in model.children():
+        if is_unit(child) and hasattr(child, "generate"):
+            register_fsdp_forward_method(child, "generate")
+    for name in _METHODS if is_unit(model) else ():
+        if hasattr(model, name):
+            _gather_in(model, name)
     optimized.replace(model)
     plan = ", ".join(unit.name or "the model" for unit in units)
     log.log(logging.WARNING if config.verbose else logging.INFO, "Sharded over %s in units: %s", mesh, plan)
@@ -129,19 +135,6 @@ def _prefetch(model: torch.nn.Module, config: FSDP2Config) -> None:
             unit.set_modules_to_forward_prefetch(units[i + 1 : i + 1 + config.forward_prefetch_limit])
         if config.backward_prefetch_limit > 1:  # one unit is the default
             unit.set_modules_to_backward_prefetch(units[max(0, i - config.backward_prefetch_limit) : i][::-1])
-
-
-def _gather_in_methods(model: torch.nn.Module) -> None:
-    """Gather weights in methods other than `forward`, too."""
-    from torch.distributed.fsdp import register_fsdp_forward_method
-
-    for child in model.children():
-        if is_unit(child) and hasattr(child, "generate"):
-            register_fsdp_forward_method(child, "generate")
-    if is_unit(model):
-        for name in _METHODS:
-            if hasattr(model, name):
-                _gather_in(model, name)
 
 
 def _gather_in(model: Any, name: str) -> None:

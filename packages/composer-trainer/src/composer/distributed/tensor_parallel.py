@@ -31,13 +31,6 @@ def divide_layers(
     """
     from torch.distributed.tensor.parallel import parallelize_module
 
-    _check_names(model, layer_plan)
-    optimized = OptimizerParameters(model, optimizers)
-    parallelize_module(model, mesh, dict(layer_plan))
-    optimized.replace(model)
-
-
-def _check_names(model: torch.nn.Module, layer_plan: Mapping[str, Any]) -> None:
     names = [name.split(".") for name, _ in model.named_modules()]
     for pattern in layer_plan:
         parts = pattern.split(".")
@@ -47,3 +40,6 @@ def _check_names(model: torch.nn.Module, layer_plan: Mapping[str, Any]) -> None:
                 f"`layer_plan` must name modules of the model, got {pattern!r}. They are {known[:400]}. `*` matches "
                 f"one part of a name."
             )
+    optimized = OptimizerParameters(model, optimizers)
+    parallelize_module(model, mesh, dict(layer_plan))
+    optimized.replace(model)

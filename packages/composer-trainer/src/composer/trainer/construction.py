@@ -122,7 +122,12 @@ class TrainerParts:
         self._branch_duration = arguments.branch_duration
         self.auto_log_hparams, self.python_log_level = arguments.auto_log_hparams, arguments.python_log_level
         if arguments.python_log_level is not None:
-            _show_log_records(arguments.python_log_level)
+            rank = os.environ.get("RANK", "0")
+            logging.basicConfig(
+                format=f"%(asctime)s: rank{rank}[%(process)d][%(threadName)s]: %(levelname)s: %(name)s: %(message)s",
+                stream=open_stream("stderr"),
+            )
+            logging.getLogger("composer").setLevel(arguments.python_log_level)
         # The stream for messages to the user; None: show nothing.
         is_shown = arguments.progress_bar or arguments.log_to_console
         self._stream = open_stream(arguments.console_stream) if is_shown else None
@@ -145,7 +150,12 @@ class TrainerParts:
         self._load(arguments)
         self.engine.run_event(Event.AFTER_LOAD)
         check_alternating_optimizers(self._model, optimizers, self.state.optimizers)
-        self._wrap_model(compile_config)
+        self._evaluation.modes.check()
+        # Module surgery has drawn random numbers; reseed, so that training is the same whatever the algorithms.
+        reproducibility.seed_all(self.state.seed)
+        self.state.model = self._parallel.wrap(self.state.model, self.state.algorithms)
+        if compile_config is not None:
+            self._compile_model(compile_config)
 
     def _build_state(self, arguments: Arguments) -> dict[str, Any] | None:
         """Connect the ranks, place model and optimizers on the device, the same on all ranks, and make the state.
@@ -234,13 +244,13 @@ class TrainerParts:
         if arguments.autoresume:
             for destination in destinations:
                 if isinstance(destination, FileLogger):
-                    destination.append = True  # to the log of the previous launch
-        if saver is not None:  # before INIT, where loggers start runs of their services
+                    destination.append = True  # continue the log file of the previous launch
+        if saver is not None:  # before INIT, where loggers start runs in their services
             saver.reserve(state, arguments.delivery_timeout)
-        uris: list[str] = []  # of files that the profiler and callbacks name, and that no logger uploads
+        uris: list[str] = []  # where the profiler and callbacks upload files that no logger uploads for them
         names = [getattr(callback, "remote_file_name", None) for callback in callbacks]
         for name in (*getattr(profiler, "remote_filenames", ()), *names):
-            # A logger such as `RemoteUploaderDownloader` tells by its method `serves` which URIs it uploads.
+            # The method `serves` of a logger such as `RemoteUploaderDownloader` says which URIs the logger uploads.
             uploaders = (getattr(each, "serves", None) for each in destinations)
             is_remote = isinstance(name, str) and is_uri(name)
             if is_remote and not any(callable(serves) and serves(name) is True for serves in uploaders):
@@ -313,7 +323,7 @@ class TrainerParts:
         """Shard the model among ranks and load the requested checkpoint."""
         state, parallel, saver = self.state, self._parallel, self._checkpoint_saver
         self._position = LoaderPosition(state, self._metrics, spin=arguments.spin_dataloaders)
-        # Before the checkpoint is loaded: it describes the arguments of this launch.
+        # Created before the checkpoint is loaded, because `RunProgress` records the arguments of this launch.
         progress = self._progress = state.resumption = RunProgress(
             state, self._settings, self._position, self._evaluation, self._announce, arguments.branch_duration
         )
@@ -354,7 +364,7 @@ class TrainerParts:
         if model is not self._model:  # an algorithm of the checkpoint has replaced it
             self._model = self._settings.model = self._evaluation.model = model
             model.logger = self.logger
-            # The metrics are the new model's already, and may be loaded.
+            # The state already has the metrics of the new model, perhaps with loaded values, so they are kept.
             for metrics in (state.train_metrics, *state.eval_metrics.values()):
                 parallel.prepare_metrics(metrics.values())
             self._metrics.set_model(model)
@@ -390,15 +400,6 @@ class TrainerParts:
             f"{'Weights' if weights_only(arguments) else run} loaded from {without_password(state.load_path)}."
         )
 
-    def _wrap_model(self, compile_config: dict[str, Any] | None) -> None:
-        """Wrap and compile the model, once all module surgery is done and everything is loaded."""
-        self._evaluation.modes.check()
-        # Surgery has drawn random numbers; training starts from the seed whatever the algorithms.
-        reproducibility.seed_all(self.state.seed)
-        self.state.model = self._parallel.wrap(self.state.model, self.state.algorithms)
-        if compile_config is not None:
-            self._compile_model(compile_config)
-
     def _compile_model(self, config: dict[str, Any]) -> None:
         options = config.get("options") or {}
         if config.get("backend", "inductor") == "inductor" and options.get("layout_optimization", True):
@@ -417,21 +418,11 @@ class TrainerParts:
 # ---- the parts, in the order in which they are built ----
 
 
-def _show_log_records(level: str) -> None:
-    """Show the library's log records from `level` on, on stderr."""
-    rank = os.environ.get("RANK", "0")
-    logging.basicConfig(
-        format=f"%(asctime)s: rank{rank}[%(process)d][%(threadName)s]: %(levelname)s: %(name)s: %(message)s",
-        stream=open_stream("stderr"),
-    )
-    logging.getLogger("composer").setLevel(level)
-
-
 def _checked_model(model: Any) -> ComposerModel:
     """Return the model after algorithms have changed it.
 
     Raises:
-        ValueError: It is not a `ComposerModel`.
+        ValueError: The model is not a `ComposerModel`.
     """
     if not isinstance(model, ComposerModel):
         raise ValueError(f"Algorithms must leave a `ComposerModel` in `state.model`, got {described(model)}.")
@@ -481,7 +472,7 @@ def _connect_ranks(device: Device, arguments: Arguments) -> SingleProcess:
         atexit.register(_destroy_group, torch.distributed.group.WORLD)
     if config is None:
         return DataParallel(strategy, seconds)
-    from composer.trainer.sharded import ShardedParallel  # its imports are slow
+    from composer.trainer.sharded import ShardedParallel  # slow to import
 
     return ShardedParallel(config, device, strategy, seconds)
 
@@ -875,7 +866,7 @@ class RunSettings:
         """Scale a duration by `scale_schedule_ratio`.
 
         Raises:
-            ValueError: It is then zero, or in iterations, which the run does not have.
+            ValueError: The scaled duration is zero, or in iterations, which the run does not have.
         """
         if duration.unit is TimeUnit.ITERATION and self.state._iteration_length is None:
             raise ValueError(

@@ -27,23 +27,32 @@ def describe_run(state: State) -> dict[str, Any]:
         state: The state; its data and duration are known.
     """
     parameters = list(state.model.parameters())
+    # The learning rates that the schedules start from.
+    rates = [float(group.get("initial_lr", group["lr"])) for each in state.optimizers for group in each.param_groups]
+    distinct = list(dict.fromkeys(rates))
+    batch_size = getattr(state.dataloader, "batch_size", None)
+    device = state.device.name
+    if device == "gpu":
+        device = torch.cuda.get_device_name()
+    elif device == "cpu":
+        device = f"cpu, {platform.processor() or platform.machine()}"
     described: dict[str, Any] = {
         "model": name_of_model(state.model),
         "parameters": sum(parameter.numel() for parameter in parameters),
         "trainable_parameters": sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
         "optimizer": " + ".join(map(name_of_optimizer, state.optimizers)),
-        "learning_rate": _plain_rates(state),
+        "learning_rate": distinct[0] if len(distinct) == 1 else distinct or None,
         "schedule": ", ".join(dict.fromkeys(map(_name_of_schedule, state.schedulers))),
         "loss": _name_of_loss(state.model),
         "algorithms": ", ".join(map(call_of, state.algorithms)),
         "max_duration": str(state.max_duration),
-        "batch_size": _batch_size(state),
+        "batch_size": batch_size * dist.get_world_size() if isinstance(batch_size, int) else None,
         "device_train_microbatch_size": state.device_train_microbatch_size,
         "batches_per_epoch": None if state.dataloader_len is None else state.dataloader_len.value,
         "train_samples": None if state.train_data_spec is None else state.train_data_spec.num_samples,
         "eval_samples": {each.label: each.dataloader.num_samples for each in state.evaluators} or None,
         "precision": state.precision.value,
-        "device": _device_name(state),
+        "device": device,
         "world_size": dist.get_world_size(),
         "torch_version": torch.__version__,
         "python_version": platform.python_version(),
@@ -62,29 +71,10 @@ def _name_of_loss(model: torch.nn.Module) -> str | None:
 
 def _name_of_schedule(scheduler: Any) -> str:
     """Return a schedule of this project with its arguments, and the name of any other scheduler."""
-    schedule = getattr(scheduler, "schedule", None)  # of those that `compile_composer_scheduler` returns
+    schedule = getattr(scheduler, "schedule", None)  # set by `compile_composer_scheduler`
     if schedule is None:
         return type(scheduler).__name__
     return schedule.__name__ if hasattr(schedule, "__name__") else call_of(schedule)
-
-
-def _plain_rates(state: State) -> Any:
-    """Return the learning rates that the schedules start from: one number, or several."""
-    rates = [float(group.get("initial_lr", group["lr"])) for each in state.optimizers for group in each.param_groups]
-    distinct = list(dict.fromkeys(rates))
-    return distinct[0] if len(distinct) == 1 else distinct or None
-
-
-def _batch_size(state: State) -> int | None:
-    """Return the number of examples per step on all ranks, if the loader provides it."""
-    size = getattr(state.dataloader, "batch_size", None)
-    return size * dist.get_world_size() if isinstance(size, int) else None
-
-
-def _device_name(state: State) -> str:
-    if state.device.name == "gpu":
-        return torch.cuda.get_device_name()
-    return f"cpu, {platform.processor() or platform.machine()}" if state.device.name == "cpu" else state.device.name
 
 
 def _commit() -> str | None:

@@ -160,7 +160,11 @@ class Evaluation:
                     f"{evaluator.label!r} yielded nothing.",
                     stacklevel=2,
                 )
-            values = self._log(evaluator.label, metrics)
+            values = {name: metric.compute() for name, metric in metrics.items()}
+            state.eval_metric_values.update(values)
+            named = {f"metrics/{evaluator.label}/{name}": value for name, value in values.items()}
+            self.logger.log_metrics(named)
+            self._history.add_metrics(state.timestamp.batches, named)
             self.driver.end_evaluation()
         return values
 
@@ -206,14 +210,6 @@ class Evaluation:
 
     def _outputs_of(self, batch: Any) -> Any:
         return self.model.eval_forward(batch)  # `model` may be replaced
-
-    def _log(self, label: str, metrics: dict[str, Any]) -> dict[str, Any]:
-        values = {name: metric.compute() for name, metric in metrics.items()}
-        self.state.eval_metric_values.update(values)
-        named = {f"metrics/{label}/{name}": value for name, value in values.items()}
-        self.logger.log_metrics(named)
-        self._history.add_metrics(self.state.timestamp.batches, named)
-        return values
 
 
 class Results(dict[str, dict[str, Any]]):
@@ -314,7 +310,7 @@ class ForwardPass:
 
     def __init__(self, forward: Callable[[Any], Any], state: State, parallel: SingleProcess, fp8: bool = True) -> None:
         self._forward, self._state, self._parallel, self._fp8 = forward, state, parallel, fp8
-        self._filler = _NO_BATCH  # the batch to repeat
+        self._filler = _NO_BATCH  # the batch that is repeated when this rank has no other
 
     def __enter__(self) -> ForwardPass:
         self._parallel.reshard()  # the weights may have changed since
@@ -375,7 +371,12 @@ class PaddingDetector:
         self.found = False
         self._seen: float = 0
         self._last = 0  # the number of samples of this rank if the last one is repeated, otherwise 0
-        sampler = _plain_sampler(dataloader)
+        batch_sampler = getattr(dataloader, "batch_sampler", None)
+        samplers = (getattr(dataloader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
+        distributed = (each for each in samplers if isinstance(each, DistributedSampler))
+        # A subclass with another order may pad differently, so it is left alone.
+        plain = (each for each in distributed if type(each).__iter__ is DistributedSampler.__iter__)
+        sampler = next(plain, None)
         if sampler is not None and not sampler.drop_last:
             padding = sampler.total_size - len(sampler.dataset)  # type: ignore[arg-type]
             if sampler.rank >= sampler.num_replicas - padding:
@@ -390,12 +391,3 @@ class PaddingDetector:
         self._seen += samples
         self.found = self._last > 0 and self._seen == self._last
         return self.found
-
-
-def _plain_sampler(dataloader: Any) -> DistributedSampler[Any] | None:
-    batch_sampler = getattr(dataloader, "batch_sampler", None)
-    for sampler in (getattr(dataloader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)):
-        # A subclass with another order may pad differently.
-        if isinstance(sampler, DistributedSampler) and type(sampler).__iter__ is DistributedSampler.__iter__:
-            return sampler
-    return None

@@ -25,7 +25,7 @@ class RunHistory:
 
     def __init__(self) -> None:
         self.recent: list[tuple[int, Mapping[str, torch.Tensor]]] = []
-        self._num_stored = 0  # of the recent ones
+        self._num_stored = 0  # how many of the recent losses were considered for `_losses`
         self._losses: list[tuple[int, Mapping[str, torch.Tensor]]] = []
         self._every = 1  # store the losses of each batch whose number is a multiple of it
         self._metrics: dict[str, list[tuple[int, Any]]] = {}

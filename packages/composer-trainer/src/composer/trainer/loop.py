@@ -115,44 +115,53 @@ class FitLoop:
         self._lap_start = time.perf_counter()
         self._limit, self._length = state.max_duration, length  # the limit is the same on all ranks
         self._stopped_elsewhere = False  # another rank has to stop training
-        history.drop_recent(keep=0)  # those of an earlier `fit`
+        history.drop_recent(keep=0)  # the recent losses are from an earlier `fit`
         self._history, self._recent, self._losses = history, history.recent, _LossMonitor(history.recent)
-        self._num_losses = 0  # of this `fit`, without those after the last `_check_recent_losses`
-        self._first_batch = state.timestamp.batches  # of this call of `fit`
+        self._num_losses = 0  # losses in this `fit` until the last `_check_recent_losses`
+        self._first_batch = state.timestamp.batches  # where this call of `fit` begins
         self._is_first = True  # until the first step
 
     def run(self) -> None:
         """Train until `state.max_duration`."""
-        with self.interruption, self.parallel.report_lost_ranks():
-            self._run()
-
-    def _run(self) -> None:
         state = self.state
-        for algorithm in state.algorithms:
-            self.logger.log_hyperparameters({f"enabled_algorithms/{type(algorithm).__name__}": True})
-        self.driver.begin_fit()
-        resumed = self.position.begin()
-        if self._length is not None:  # after FIT_START, where algorithms may scale the length
-            state.max_duration = self._length
-            self._limit = state.max_duration
-        if resumed:  # the checkpoint may be from just before the end of an iteration
-            self.driver.end_iteration(TimeUnit.TOKEN if state.timestamp.batches_in_epoch else TimeUnit.EPOCH)
-        self.batches.prepare(self.data_spec)
-        state.model.train()
-        self.evaluation.modes.train()  # after algorithms have removed their averages from the model
-        try:
-            if resumed and state.is_over():
-                self._finish_last_epoch()
-            while not self._is_over():
-                self._epoch()
-        finally:
-            self.position.finish()
-            self.evaluation.modes.eval()  # before algorithms load their averages into the model
-        self._log_final_time()
-        self._losses.check(at_end=True)
-        self.driver.end_fit()
-        self.evaluation.run_due(Event.FIT_END)
-        self.metrics.finish()
+        with self.interruption, self.parallel.report_lost_ranks():
+            for algorithm in state.algorithms:
+                self.logger.log_hyperparameters({f"enabled_algorithms/{type(algorithm).__name__}": True})
+            self.driver.begin_fit()
+            resumed = self.position.begin()
+            if self._length is not None:  # after FIT_START, where algorithms may scale the length
+                state.max_duration = self._length
+                self._limit = state.max_duration
+            if resumed:  # the checkpoint may be from just before the end of an iteration
+                self.driver.end_iteration(TimeUnit.TOKEN if state.timestamp.batches_in_epoch else TimeUnit.EPOCH)
+            self.batches.prepare(self.data_spec)
+            state.model.train()
+            self.evaluation.modes.train()  # after algorithms have removed their averages from the model
+            try:
+                if resumed and state.is_over():
+                    self._finish_last_epoch()
+                while not self._is_over():
+                    self._epoch()
+            finally:
+                self.position.finish()
+                self.evaluation.modes.eval()  # before algorithms load their averages into the model
+            now = state.timestamp
+            self.logger.log_metrics(
+                {
+                    "time/epoch": now.epochs,
+                    "time/batch": now.batches,
+                    "time/sample": now.samples,
+                    "time/batch_in_epoch": now.batches_in_epoch,
+                    "time/sample_in_epoch": now.samples_in_epoch,
+                }
+            )
+            if now.tokens > 0:
+                self.logger.log_metrics({"time/token": now.tokens})
+                self.logger.log_metrics({"time/token_in_epoch": now.tokens_in_epoch})
+            self._losses.check(at_end=True)
+            self.driver.end_fit()
+            self.evaluation.run_due(Event.FIT_END)
+            self.metrics.finish()
 
     def _finish_last_epoch(self) -> None:
         """Finish the run of a process that was killed after its last checkpoint, before `fit` returned."""
@@ -205,7 +214,16 @@ class FitLoop:
                 finished, self._stopped_elsewhere = self.parallel.any_finished(finished)
             if self._stopped_elsewhere:
                 self._stop()
-                self._put_back(() if batch is _END else (batch,))
+                # The batch was drawn before the other rank stopped; the next `fit` trains it.
+                drawn = () if batch is _END else (batch,)
+                self.position.put_back(drawn)
+                if drawn and has_state(self.state.dataloader):
+                    warnings.warn(
+                        f"When another rank stopped training, rank {dist.get_global_rank()} had already drawn the next "
+                        f"batch from a loader that saves its own state. The next `fit` trains it, but a checkpoint "
+                        f"saved before that does not contain it. Call `stop_training` on all ranks to avoid this.",
+                        stacklevel=2,
+                    )
             if finished or self._stopped_elsewhere:
                 self.driver.engine.run_marker_only_event(Event.AFTER_DATALOADER)
                 return
@@ -222,17 +240,6 @@ class FitLoop:
             self.parallel.any_finished(False, stopped=True)
             self._stop()
         return True
-
-    def _put_back(self, batches: Sequence[Any]) -> None:
-        """Put batches that were drawn before another rank stopped back into the loader, for the next `fit`."""
-        self.position.put_back(batches)
-        if batches and has_state(self.state.dataloader):
-            warnings.warn(
-                f"When another rank stopped training, rank {dist.get_global_rank()} had already drawn the next batch "
-                f"from a loader that saves its own state. The next `fit` trains it, but a checkpoint saved before that "
-                f"does not contain it. Call `stop_training` on all ranks to avoid this.",
-                stacklevel=2,
-            )
 
     def _stop(self) -> None:
         self.state.stop_training()
@@ -331,21 +338,6 @@ class FitLoop:
     def _evaluate_after_epoch(self, event: Event) -> None:
         self._losses.check()
         self._evaluate(event)
-
-    def _log_final_time(self) -> None:
-        now = self.state.timestamp
-        self.logger.log_metrics(
-            {
-                "time/epoch": now.epochs,
-                "time/batch": now.batches,
-                "time/sample": now.samples,
-                "time/batch_in_epoch": now.batches_in_epoch,
-                "time/sample_in_epoch": now.samples_in_epoch,
-            }
-        )
-        if now.tokens > 0:
-            self.logger.log_metrics({"time/token": now.tokens})
-            self.logger.log_metrics({"time/token_in_epoch": now.tokens_in_epoch})
 
 
 _END = object()

@@ -197,22 +197,20 @@ class MicrobatchSearch:
         while True:
             try:
                 result = attempt()
+                break
             except RuntimeError as error:
                 if not is_cuda_oom(error):
                     raise_if_cuda_error(error)
                     raise
-            else:
-                self._snapshot.fitted()
-                self._halve_if_thrashing()
-                return result
+            # Outside the handler, where the exception no longer keeps the tensors of the failed attempt alive.
             self._snapshot.restore()
             adjust_device_train_microbatch_size(self._state)
-
-    def _halve_if_thrashing(self) -> None:
+        self._snapshot.fitted()
         size = self._state.device_train_microbatch_size
         if self._thrashing.check() and size is not None and size > 1:
             adjust_device_train_microbatch_size(self._state)
             empty_cache()
+        return result
 
 
 def raise_if_cuda_error(error: BaseException) -> None:
@@ -235,7 +233,8 @@ def empty_cache() -> None:
         torch.cuda.empty_cache()
 
 
-_FITS, _TIGHT, _OUT_OF_MEMORY, _FAILED = range(4)  # of an attempt; tight: it fits, but nothing larger would
+# The outcomes of an attempt; tight: the batch fits, but nothing larger would.
+_FITS, _TIGHT, _OUT_OF_MEMORY, _FAILED = range(4)
 
 
 class DistributedMicrobatchSearch:
@@ -286,9 +285,7 @@ class DistributedMicrobatchSearch:
             _raise_if_others_failed(outcomes, "the forward or backward pass of this batch")
             failed = _ranks(outcomes, _OUT_OF_MEMORY)
             if not failed:
-                self._snapshot.fitted()
-                self._halve_if_tight(outcomes)
-                return
+                break
             self._snapshot.restore()
             if max(outcomes[rank][2] for rank in failed) <= 1:
                 raise RuntimeError(
@@ -296,6 +293,12 @@ class DistributedMicrobatchSearch:
                     f"`device_train_microbatch_size=1`. {TOO_LARGE}"
                 )
             self._halve(outcomes, failed)
+        self._snapshot.fitted()
+        # The next batches are split further if the allocator of any rank keeps freeing its cache.
+        tight = [rank for rank in _ranks(outcomes, _TIGHT) if outcomes[rank][2] > 1]
+        if tight:
+            self._halve(outcomes, tight, "nearly out of memory")
+            empty_cache()
 
     def _try(self, attempt: Callable[[], object]) -> int:
         """Run one attempt and return its outcome on this rank."""
@@ -323,13 +326,6 @@ class DistributedMicrobatchSearch:
             RuntimeWarning,
             stacklevel=3,
         )
-
-    def _halve_if_tight(self, outcomes: Sequence[Sequence[float]]) -> None:
-        """Halve the size for the next batches if the allocator of any rank keeps freeing its cache."""
-        ranks = [rank for rank in _ranks(outcomes, _TIGHT) if outcomes[rank][2] > 1]
-        if ranks:
-            self._halve(outcomes, ranks, "nearly out of memory")
-            empty_cache()
 
 
 @contextmanager

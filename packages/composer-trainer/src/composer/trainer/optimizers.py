@@ -158,7 +158,7 @@ def build_optimizers(model: torch.nn.Module, optimizers: Any) -> list[torch.opti
         warnings.warn("No optimizer was specified. `torch.optim.AdamW(lr=0.001)` is used.", stacklevel=5)
         return [torch.optim.AdamW(parameters, lr=1e-3)]
     warnings.warn("No optimizer was specified. `DecoupledSGDW(lr=0.1)` is used.", stacklevel=5)
-    return [DecoupledSGDW(parameters, lr=0.1)]  # as MosaicML's Composer does
+    return [DecoupledSGDW(parameters, lr=0.1)]  # MosaicML's Composer uses it, too
 
 
 def check_alternating_optimizers(
@@ -230,7 +230,7 @@ def _check_settings(optimizer: torch.optim.Optimizer) -> None:
 
 
 def check_optimizers(optimizers: Iterable[torch.optim.Optimizer], model: torch.nn.Module, changed_by: str = "") -> None:
-    """Check that optimizers train parameters of the model, each its own; warn of parameters that none has.
+    """Check that each optimizer trains parameters of the model that no other has; warn of untrained parameters.
 
     Args:
         optimizers: The run's optimizers.

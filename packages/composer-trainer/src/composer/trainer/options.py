@@ -315,7 +315,7 @@ def parse_precision(name: str, value: Any) -> Precision:
     """Convert the name of a precision, also one that other trainers use.
 
     Raises:
-        TypeError: It is not a name.
+        TypeError: The value is not a name.
         ValueError: There is no precision of that name.
     """
     allowed = ", ".join(repr(member.value) for member in Precision)
@@ -347,7 +347,7 @@ def check_subset(name: str, value: Any) -> int:
     """Convert a number of batches; -1 is all.
 
     Raises:
-        ValueError: It is not a positive integer or -1.
+        ValueError: The value is not a positive integer or -1.
     """
     number = plain_int(value)
     if number is None or number < -1 or number == 0:
@@ -422,8 +422,8 @@ def data_spec_of(name: str, value: Any) -> DataSpec:
     """Convert a dataloader to a `DataSpec`.
 
     Raises:
-        TypeError: It is not an iterable of batches, but for example a dataset, a string or a class.
-        ValueError: It is empty.
+        TypeError: The value is not an iterable of batches, but for example a dataset, a string or a class.
+        ValueError: The loader is empty.
     """
     spec = ensure_data_spec(value, name)
     if length_of(spec.dataloader) == 0:

@@ -189,7 +189,7 @@ class DataParallel(SingleProcess):
         self._rank = dist.get_global_rank()
         self._strategy = strategy
         self._model: DistributedDataParallel | None = None
-        self._equal_microbatches = True  # in the current step, all ranks have the same number of microbatches
+        self._equal_microbatches = True  # True if all ranks have the same number of microbatches in the current step
         self._closed = False
         self._lost_ranks = LostRankDetector(self._rank, self.world_size, timeout)
         # NCCL transfers device tensors only, and reading those would stall the step.
@@ -238,8 +238,18 @@ class DataParallel(SingleProcess):
 
     def prepare_metrics(self, metrics: Iterable[Any]) -> None:
         """Let metrics gather their states without waiting for the device, unless they define a gather of their own."""
-        for part in flatten_metrics(metrics):
-            if _has_fixed_shapes(part) and part.dist_sync_fn is None:
+        parts = flatten_metrics(metrics)
+        if not parts:
+            return
+        from torchmetrics import Metric  # slow to import, and already loaded if there are metrics
+        from torchmetrics.utilities.data import dim_zero_max, dim_zero_mean, dim_zero_min, dim_zero_sum
+
+        # With these reductions, the shapes of a metric's states do not depend on the data.
+        fixed = (dim_zero_sum, dim_zero_mean, dim_zero_max, dim_zero_min)
+        for part in parts:
+            reductions = [*part._reductions.values()] if isinstance(part, Metric) else []
+            has_fixed_shapes = reductions and all(reduction in fixed for reduction in reductions)
+            if has_fixed_shapes and part.dist_sync_fn is None:
                 part.dist_sync_fn = _gather
 
     def wrap(self, model: torch.nn.Module, algorithms: Iterable[Algorithm]) -> torch.nn.Module:
@@ -307,7 +317,7 @@ class DataParallel(SingleProcess):
 
         Not deferred until they are read: a callback may read them on one rank only.
         """
-        if not losses:  # of an optimizer that never called its closure
+        if not losses:  # an optimizer may never call its closure
             return losses
         stacked = torch.stack([*losses.values()])
         stacked = stacked.to(torch.promote_types(stacked.dtype, torch.float32))
@@ -352,16 +362,6 @@ def check_same_structure(model: torch.nn.Module, rank: int, host_group: Any = No
 def flatten_metrics(metrics: Iterable[Any]) -> list[Any]:
     """Return metrics and the metrics inside them."""
     return [part for metric in metrics if isinstance(metric, torch.nn.Module) for part in metric.modules()]
-
-
-def _has_fixed_shapes(metric: Any) -> bool:
-    """Return True if the shapes of a metric's states do not depend on the data: they are summed or the like."""
-    from torchmetrics import Metric  # slow to import, and already loaded if there are metrics
-    from torchmetrics.utilities.data import dim_zero_max, dim_zero_mean, dim_zero_min, dim_zero_sum
-
-    fixed = (dim_zero_sum, dim_zero_mean, dim_zero_max, dim_zero_min)
-    reductions = metric._reductions.values() if isinstance(metric, Metric) else ()
-    return bool(reductions) and all(reduction in fixed for reduction in reductions)
 
 
 def _gather(tensor: torch.Tensor, group: Any = None) -> list[torch.Tensor]:

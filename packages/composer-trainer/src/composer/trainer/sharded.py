@@ -49,7 +49,7 @@ class ShardedParallel(DataParallel):
             )
         assert isinstance(config.fsdp, FSDP2Config), "`ParallelismConfig.of` converts other types"
         check_can_shard(config.fsdp, device.name)
-        self._fsdp = config.fsdp
+        self._config, self._fsdp = config, config.fsdp
         self._tp = config.tp if isinstance(config.tp, TPConfig) else None
         self._degree = 1 if self._tp is None else self._tp.tensor_parallel_degree
         self._mesh = self._data_mesh = self._fsdp.device_mesh
@@ -58,22 +58,20 @@ class ShardedParallel(DataParallel):
             dims = self._mesh.mesh_dim_names or ()
             self._data_mesh = self._mesh[tuple(name for name in (REPLICATE, SHARD) if name in dims)]
         super().__init__(strategy, timeout)
-        self._data_ranks: list[int] = self._data_mesh.mesh.flatten().tolist()  # those that split the data
+        self._data_ranks: list[int] = self._data_mesh.mesh.flatten().tolist()  # the ranks that split the data
         size = len(self._data_ranks)
         if size * self._degree != self.world_size:
             raise ValueError(
                 f"`device_mesh` must hold all {self.world_size} ranks, but {size} ranks that split the data x "
                 f"{self._degree} tensor-parallel ranks is {size * self._degree}."
             )
-        self._data_group = self._make_data_group() if self._degree > 1 else None
+        self._data_group: Any = None  # the ranks that train on different data: one of each tensor-parallel group
+        if self._degree > 1:
+            groups = {tuple(ranks) for ranks in dist.all_gather_object(self._data_ranks, self._host)}
+            ranks_of_groups = [[*ranks] for ranks in sorted(groups)]
+            self._data_group, _ = torch.distributed.new_subgroups_by_enumeration(ranks_of_groups)
         self._units: list[Any] = []
         self._precision: Precision | None = None  # the precision that the model was sharded for
-
-    def _make_data_group(self) -> Any:
-        """Create the group of ranks that train on different data: one of each tensor-parallel group."""
-        groups = {tuple(ranks) for ranks in dist.all_gather_object(self._data_ranks, self._host)}
-        own, _ = torch.distributed.new_subgroups_by_enumeration([[*ranks] for ranks in sorted(groups)])
-        return own
 
     @property
     def _data_rank(self) -> int:
@@ -93,11 +91,8 @@ class ShardedParallel(DataParallel):
 
     def describe_sharding(self, state: State) -> None:
         """Set the attributes of `state` that describe the sharding and this rank's part of the data."""
-        state.data_rank = self._data_rank
-        state.fsdp_config, state.fsdp_config_version = self._fsdp, 2
-        state.fsdp_state_dict_type = self._fsdp.state_dict_type
-        state.fsdp_sharded_state_dict_enabled = self._fsdp.state_dict_type == "sharded"
-        state.tp_config, state.device_mesh = self._tp, self._mesh
+        ParallelismConfig.describe_in(state, self._config)
+        state.data_rank, state.device_mesh = self._data_rank, self._mesh
 
     def shard(self, state: State) -> None:
         model, seed = state.model, state.rank_zero_seed
@@ -190,7 +185,7 @@ class ShardedParallel(DataParallel):
     def sum_counts(
         self, samples: float, tokens: int, interrupted: bool = False, lap: float = 0.0
     ) -> tuple[float, int, bool, float]:
-        """Sum the samples and tokens of one step, those of tensor-parallel ranks only once; see `SingleProcess`."""
+        """Sum the samples and tokens of one step, counting tensor-parallel ranks only once; see `SingleProcess`."""
         samples, tokens, interrupted, lap = super().sum_counts(samples, tokens, interrupted, lap)
         if self._degree == 1:
             return samples, tokens, interrupted, lap

@@ -37,8 +37,8 @@ class BatchTrainer:
         count_tokens: Weigh microbatches by the loss-generating tokens that the `DataSpec` counts; see `LossTerms`.
         compile_config: Arguments of `torch.compile` for the loss together with the forward pass, and for the steps of
             the optimizers; None: only `state.model` may be compiled.
-        default_microbatch_size: The `state.device_train_microbatch_size` that nobody requested: batches are not split,
-            even if algorithms or a collate function may give them more samples.
+        default_microbatch_size: The `state.device_train_microbatch_size` if the user requested none: batches are not
+            split, even if algorithms or a collate function may give them more samples.
     """
 
     def __init__(
@@ -67,9 +67,8 @@ class BatchTrainer:
         self._scaling = False
         self._closure_optimizer: int | None = None
         self._begin_turn: Callable[[int], object] | None = None
-        self._pass_optimizers: Sequence[
-            torch.optim.Optimizer
-        ] = ()  # those that step with the gradients of the current pass
+        # The optimizers that step with the gradients of the current pass.
+        self._pass_optimizers: Sequence[torch.optim.Optimizer] = ()
         self._mean_count: Count | None = None  # the terms of the batch averaged over ranks, once exchanged
         self._warned_of_empty = False
         self._search, self._lock_step = MicrobatchSearch(state), DistributedMicrobatchSearch(state, parallel)
@@ -131,7 +130,7 @@ class BatchTrainer:
         self._step(others, scaler)
         if scaler is not None:
             scaler.update()
-        if self.driver.compiled is not None:  # as a CUDA graph, it overwrites in the next step what it returns
+        if self.driver.compiled is not None:  # a CUDA graph overwrites its outputs in the next step
             self.losses = {key: loss.clone() for key, loss in self.losses.items()}
         return self.losses
 
@@ -238,7 +237,9 @@ class BatchTrainer:
         batch = self._to_device(microbatch)
         if self._spec.microbatch_transforms is not unchanged:
             batch = self._spec.microbatch_transforms(batch)
-        original = None if metrics is None else _shallow_copy(batch)
+        original = batch
+        if metrics is not None and isinstance(batch, (dict, list)):
+            original = batch.copy()  # algorithms replace entries of the batch; the copy still has the old ones
         loss = self.driver.compute_loss(batch, self.model, state.model)
         self.driver.backward(loss, weight, self._scaled_backward if self._scaling else None)
         if metrics is not None:
@@ -257,22 +258,19 @@ class BatchTrainer:
         """
         if self._mean_count is None:
             mean = self._mean_count = self.parallel.mean_count(sum(counts), len(counts))
-            if not isinstance(mean, torch.Tensor) and mean == 0:
-                self._check_empty()
+            if isinstance(mean, torch.Tensor) or mean != 0:
+                return mean
+            if not any(samples for (samples,) in self.parallel.all_gather((self._num_samples,))):
+                raise ValueError("The batch has no samples on any rank. Leave such batches out.")
+            if not self._warned_of_empty:
+                self._warned_of_empty = True
+                _log.warning(
+                    "Batch %d has no labels that the loss counts, or no loss-generating tokens according to "
+                    "`get_num_tokens_in_batch`. Such batches have zero gradients and a logged loss of 0. This warning "
+                    "is shown once.",
+                    self.state.timestamp.batch.value,
+                )
         return self._mean_count
-
-    def _check_empty(self) -> None:
-        """Raise ValueError if no rank has samples; warn if ranks have samples, but the loss counts none of them."""
-        if not any(samples for (samples,) in self.parallel.all_gather((self._num_samples,))):
-            raise ValueError("The batch has no samples on any rank. Leave such batches out.")
-        if not self._warned_of_empty:
-            self._warned_of_empty = True
-            _log.warning(
-                "Batch %d has no labels that the loss counts, or no loss-generating tokens according to "
-                "`get_num_tokens_in_batch`. Such batches have zero gradients and a logged loss of 0. This warning is "
-                "shown once.",
-                self.state.timestamp.batch.value,
-            )
 
 
 def _step_optimizer(optimizer: torch.optim.Optimizer) -> None:
@@ -290,10 +288,3 @@ def _zero_grad(optimizer: torch.optim.Optimizer) -> None:
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             parameter.grad = None
-
-
-def _shallow_copy(batch: Any) -> Any:
-    # Algorithms replace entries of the batch; a copy of the container still has the old ones.
-    if isinstance(batch, dict):
-        return batch.copy()
-    return list(batch) if isinstance(batch, list) else batch

@@ -260,8 +260,8 @@ class ParallelismConfig:
         """Convert the argument `parallelism_config`; None: the model is not sharded.
 
         Raises:
-            ValueError: It has entries other than 'fsdp' and 'tp', or one of them is invalid.
-            TypeError: It is neither a dict nor a `ParallelismConfig`.
+            ValueError: The dict has entries other than 'fsdp' and 'tp', or one of them is invalid.
+            TypeError: `config` is neither a dict nor a `ParallelismConfig`.
         """
         if config is None or isinstance(config, cls):
             return config if config is not None and config.fsdp is not None else None

@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -293,13 +292,13 @@ def upload_copy(uploader: Uploader, file: Path, folder: Path, name: str, overwri
     except BaseException:
         copy.unlink(missing_ok=True)
         raise
-    upload.add_done_callback(partial(_remove_uploaded, copy))
+
+    def remove_uploaded(done: Future[None]) -> None:
+        if done.exception() is None:
+            copy.unlink(missing_ok=True)
+
+    upload.add_done_callback(remove_uploaded)
     return upload
-
-
-def _remove_uploaded(copy: Path, upload: Future[None]) -> None:
-    if upload.exception() is None:
-        copy.unlink(missing_ok=True)
 
 
 def stagger(send: Send) -> Send:

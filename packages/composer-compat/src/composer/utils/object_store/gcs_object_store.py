@@ -31,18 +31,16 @@ class GCSObjectStore(StorageObjectStore):
         self.bucket_name, self.prefix = bucket_name(bucket), as_folder(prefix)
         super().__init__(direct_storage(f"gs://{self.bucket_name}/{self.prefix}"))
         has_key = os.environ.get("GCS_KEY") and os.environ.get("GCS_SECRET")
-        if not has_key and not os.environ.get("STORAGE_EMULATOR_HOST"):
-            _check_credentials()
+        if has_key or os.environ.get("STORAGE_EMULATOR_HOST"):
+            return
+        import google.auth
+        from google.auth.exceptions import DefaultCredentialsError
 
-
-def _check_credentials() -> None:
-    import google.auth
-    from google.auth.exceptions import DefaultCredentialsError
-
-    try:
-        google.auth.default()
-    except DefaultCredentialsError as error:
-        raise ValueError(
-            "No Google Cloud credentials were found. Set `GCS_KEY` and `GCS_SECRET`, or "
-            "`GOOGLE_APPLICATION_CREDENTIALS` to a file of credentials, or run `gcloud auth application-default login`."
-        ) from error
+        try:
+            google.auth.default()
+        except DefaultCredentialsError as error:
+            raise ValueError(
+                "No Google Cloud credentials were found. Set `GCS_KEY` and `GCS_SECRET`, or "
+                "`GOOGLE_APPLICATION_CREDENTIALS` to a file of credentials, or run `gcloud auth application-default "
+                "login`."
+            ) from error

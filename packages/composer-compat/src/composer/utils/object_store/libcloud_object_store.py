@@ -19,7 +19,7 @@ from composer.utils.object_store.object_store import (
 )
 from composer.utils.reference_helpers import iterate_with_callback
 
-_PASSING = ("408", "409", "425", "429", "500", "503", "504")  # of HTTP
+_PASSING = ("408", "409", "425", "429", "500", "503", "504")  # HTTP
 
 
 class LibcloudObjectStore(ObjectStore):
@@ -132,7 +132,7 @@ class LibcloudObjectStore(ObjectStore):
 
 @contextmanager
 def _translated(uri: str) -> Iterator[None]:
-    """Raise the errors of an `ObjectStore` for those of Libcloud."""
+    """Convert the errors of Libcloud to those that an `ObjectStore` raises."""
     from libcloud.common.exceptions import BaseHTTPError
     from libcloud.common.types import LibcloudError
     from libcloud.storage.types import ContainerDoesNotExistError, ObjectDoesNotExistError

@@ -80,7 +80,7 @@ class MLFlowObjectStore(ObjectStore):
         """Return experiment, run and the path in the artifacts of a full path.
 
         Raises:
-            ValueError: It has another form.
+            ValueError: The path has another form.
         """
         match = _PATH.fullmatch(path.strip("/"))
         if match is None:
@@ -195,7 +195,7 @@ class MLFlowObjectStore(ObjectStore):
                 return []
 
     def _resolve(self, experiment: str, run: str) -> tuple[str, str]:
-        """Return the identifiers of experiment and run for those of a path, which may be placeholders."""
+        """Return experiment and run of a path, with identifiers in place of placeholders."""
         import mlflow
 
         if run != _RUN:
@@ -212,7 +212,7 @@ class MLFlowObjectStore(ObjectStore):
 
 @contextmanager
 def _translated(what: str) -> Iterator[None]:
-    """Raise the errors of an `ObjectStore` for those of MLflow."""
+    """Convert the errors of MLflow to those that an `ObjectStore` raises."""
     from mlflow.exceptions import MlflowException
     from requests.exceptions import ConnectionError as RequestsConnectionError
     from requests.exceptions import HTTPError, Timeout

@@ -44,7 +44,16 @@ class OCIObjectStore(StorageObjectStore):
         self.prefix = as_folder(prefix)
         uri = f"oci://{name}/{self.prefix}"
         check_installed("oci", uri)
-        self._config = _read_config(os.path.expanduser(os.environ.get("OCI_CONFIG_FILE") or _DEFAULT_CONFIG))
+        import oci
+
+        path = os.path.expanduser(os.environ.get("OCI_CONFIG_FILE") or _DEFAULT_CONFIG)
+        try:
+            self._config: dict[str, Any] = oci.config.from_file(path)
+            oci.config.validate_config(self._config)
+        except (oci.exceptions.ClientError, ValueError) as error:
+            raise ValueError(
+                f"The configuration of OCI, {path!r}, cannot be used: {error}. Set `OCI_CONFIG_FILE` to another one."
+            ) from error
         super().__init__(Storage(uri, {}, connection=Connection(self._connect)))
 
     @cached_property
@@ -88,16 +97,3 @@ class OCIObjectStore(StorageObjectStore):
 
         filesystem = OCIFileSystem(config=dict(self._config), iam_type="api_key", skip_instance_cache=True)
         return filesystem, f"{self.bucket}@{self.namespace}/{self.prefix}".rstrip("/")
-
-
-def _read_config(path: str) -> dict[str, Any]:
-    import oci
-
-    try:
-        config: dict[str, Any] = oci.config.from_file(path)
-        oci.config.validate_config(config)
-    except (oci.exceptions.ClientError, ValueError) as error:
-        raise ValueError(
-            f"The configuration of OCI, {path!r}, cannot be used: {error}. Set `OCI_CONFIG_FILE` to another one."
-        ) from error
-    return config

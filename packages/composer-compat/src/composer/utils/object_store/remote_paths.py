@@ -92,7 +92,7 @@ def list_remote_objects(remote_path: str) -> list[str]:
         remote_path: The URI.
 
     Raises:
-        ValueError: It is a local path.
+        ValueError: `remote_path` is a local path.
     """
     path = parse_uri(remote_path)[2]
     store = maybe_create_object_store_from_uri(remote_path)

@@ -101,8 +101,8 @@ def bucket_name(bucket: str) -> str:
     """Return the name of a bucket without slashes around it.
 
     Raises:
-        TypeError: It is not a string.
-        ValueError: It is empty, or holds a scheme or a folder.
+        TypeError: The name is not a string.
+        ValueError: The name is empty, or holds a scheme or a folder.
     """
     if not isinstance(bucket, str):
         raise TypeError(f"`bucket` must be a string, the name of a bucket, got {bucket!r}.")

@@ -50,7 +50,7 @@ class UCObjectStore(ObjectStore):
         """Return the part of a path that is the volume.
 
         Raises:
-            ValueError: It does not begin with `Volumes`, a catalog, a schema and a volume.
+            ValueError: The path does not begin with `Volumes`, a catalog, a schema and a volume.
         """
         parts = path.strip("/").split("/")
         if parts[0] != "Volumes":
@@ -140,7 +140,7 @@ class UCObjectStore(ObjectStore):
 
 @contextmanager
 def _translated(uri: str) -> Iterator[None]:
-    """Raise the errors of an `ObjectStore` for those of Databricks' SDK."""
+    """Convert the errors of Databricks' SDK to those that an `ObjectStore` raises."""
     from databricks.sdk.errors import NotFound, PermissionDenied
     from databricks.sdk.errors.base import DatabricksError
 
