@@ -146,7 +146,7 @@ class AcceleratedRun:
         raise_all([*_problems(accelerator), *missing_loss(model, loss), *conflicts(algorithms, features)])
         self._is_sharded = accelerator.distributed_type is DistributedType.FSDP
         if accelerator.device_placement and not self._is_sharded and hasattr(model, "to"):
-            model.to(accelerator.device)  # before algorithms change it: new layers are created on its device
+            model.to(accelerator.device)  # algorithms will create new layers on its device
         self._settings: dict[str, Any] = {
             "accumulate": accelerator.gradient_accumulation_steps,
             "precision": _PRECISIONS[accelerator.mixed_precision],
@@ -168,9 +168,9 @@ class AcceleratedRun:
         self._clips = [kind.__name__ for kind in kinds]
         self._prepared: Any = None
         self._loader: Any = None
-        self._optimizers: list[Any] = []  # as prepared by Accelerate
-        self._own: Sequence[Any] = ()  # those that algorithms have added
-        self._passes = 0  # in the current step
+        self._optimizers: list[Any] = []  # Accelerate has prepared them
+        self._own: Sequence[Any] = ()  # algorithms have added them
+        self._passes = 0  # backward passes of the current step
         self._has_loss = False  # the backward pass is not announced yet
         self._has_stepped = False  # the step is not counted yet
         self._is_trained = False  # the last optimizer has stepped, too
@@ -469,7 +469,7 @@ class AcceleratedRun:
     def _load(self, models: list[torch.nn.Module], folder: str) -> None:
         """Restore the state of the run, which may change the optimizers, before Accelerate loads them."""
         file = self._file(models, folder, self.accelerator.process_index)
-        if not file.exists():  # of a run with fewer processes, or of a loop without algorithms
+        if not file.exists():  # the saved run had fewer processes, or the loop had no algorithms
             file = self._file(models, folder, 0)
         if file.exists():
             self.run.load_state_dict(torch.load(file, weights_only=True))
@@ -485,7 +485,7 @@ class AcceleratedRun:
 
 
 def _problems(accelerator: Accelerator) -> Iterator[str]:
-    """Yield what changes parameters, layers or the loop itself."""
+    """Yield a message for each setting of Accelerate that changes parameters, layers or the loop."""
     kind = accelerator.distributed_type
     if kind in _REFUSED:
         yield f"`accelerator` must run on one device, or with DDP or FSDP2, got {kind.value}. {_REFUSED[kind]}."

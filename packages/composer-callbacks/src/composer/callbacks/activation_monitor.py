@@ -86,7 +86,10 @@ class ActivationMonitor(Callback):
         self._remove_hooks()
         values, self._values = self._values, {}
         metrics = {key: DeferredValue.of_tensor(value) for key, value in values.items()}
-        _select_logger(state, logger, self.only_log_wandb).log_metrics(metrics)
+        if self.only_log_wandb:
+            wandb = [d for d in logger.destinations if any(c.__name__ == "WandBLogger" for c in type(d).__mro__)]
+            logger = Logger(state, wandb) if wandb else logger
+        logger.log_metrics(metrics)
 
     def close(self, state: State, logger: Logger) -> None:
         self._remove_hooks()
@@ -105,14 +108,6 @@ class ActivationMonitor(Callback):
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
-
-
-def _select_logger(state: State, logger: Logger, only_wandb: bool) -> Logger:
-    if only_wandb:
-        wandb = [d for d in logger.destinations if any(c.__name__ == "WandBLogger" for c in type(d).__mro__)]
-        if wandb:
-            return Logger(state, wandb)
-    return logger
 
 
 def _tensors(value: Any, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:

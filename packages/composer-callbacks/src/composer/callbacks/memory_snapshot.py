@@ -76,20 +76,8 @@ class MemorySnapshot(Callback):
         self._recording = True
 
     def batch_end(self, state: State, logger: Logger) -> None:
-        if self._recording and state.timestamp.batches >= self._end:
-            self._write(state, logger)
-
-    def close(self, state: State, logger: Logger) -> None:
-        if self._recording:
-            _cuda_memory.stop(self.max_entries)
-        self._recording = False
-
-    def _path(self, state: State) -> Path:
-        folder = format_name_with_dist(self.folder, state.run_name)
-        name = format_name_with_dist_and_time(self.filename, state.run_name, state.timestamp, batch=self._end)
-        return Path(folder, f"{name}.pickle")
-
-    def _write(self, state: State, logger: Logger) -> None:
+        if not self._recording or state.timestamp.batches < self._end:
+            return
         from torch.cuda import _memory_viz
 
         snapshot = torch.cuda.memory._snapshot()
@@ -100,3 +88,13 @@ class MemorySnapshot(Callback):
         for file in (path, page):
             remote = None if self.remote_file_name is None else f"{self.remote_file_name}/{file.name}"
             _cuda_memory.upload(logger, remote, file, self.overwrite)
+
+    def close(self, state: State, logger: Logger) -> None:
+        if self._recording:
+            _cuda_memory.stop(self.max_entries)
+        self._recording = False
+
+    def _path(self, state: State) -> Path:
+        folder = format_name_with_dist(self.folder, state.run_name)
+        name = format_name_with_dist_and_time(self.filename, state.run_name, state.timestamp, batch=self._end)
+        return Path(folder, f"{name}.pickle")

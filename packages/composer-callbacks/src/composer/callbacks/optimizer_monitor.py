@@ -94,7 +94,9 @@ class OptimizerMonitor(Callback):
                         owners.setdefault(key, parameter)
                     else:
                         metrics[key] = value
-                others |= _reduce(optimizer, metrics, [p for _, p in named])
+                if metrics and any(hasattr(parameter, "placements") for _, parameter in named):
+                    metrics = optimizer.dist_reduce_metrics(optimizer.pre_reduce_metrics(metrics))
+                others |= metrics
         whole = _whole_norms(norms, owners)
         whole[f"{_L2}grad/global"] = _joint_norm([whole[key] for key in keys], state.device._device)
         return whole | others
@@ -121,16 +123,6 @@ def _report(
     return metrics
 
 
-def _reduce(
-    optimizer: Any, metrics: dict[str, torch.Tensor], parameters: list[torch.nn.Parameter]
-) -> dict[str, torch.Tensor]:
-    """Reduce metrics over ranks with the methods of the optimizer, if parameters are sharded."""
-    if not metrics or not any(hasattr(p, "placements") for p in parameters):
-        return metrics
-    reduced: dict[str, torch.Tensor] = optimizer.dist_reduce_metrics(optimizer.pre_reduce_metrics(metrics))
-    return reduced
-
-
 def _local_norms(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Return the L2 norm of each tensor, or of its local shard, in at least 32 bits.
 
@@ -138,7 +130,8 @@ def _local_norms(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         tensors: Tensors on any devices, of any floating dtypes; may be sharded or sparse.
     """
     buckets: dict[tuple[torch.device, torch.dtype], list[int]] = {}
-    parts = [_plain(tensor) for tensor in tensors]
+    parts = [local_part(tensor.detach()) for tensor in tensors]
+    parts = [part.coalesce().values() if part.is_sparse else part for part in parts]
     for i, part in enumerate(parts):
         buckets.setdefault((part.device, part.dtype), []).append(i)
     norms: dict[int, torch.Tensor] = {}
@@ -184,8 +177,3 @@ def _joint_norm(norms: Sequence[torch.Tensor], device: torch.device) -> torch.Te
         norms = [norm.to(device, torch.float32, non_blocking=True) for norm in norms]
     joint: torch.Tensor = torch.linalg.vector_norm(torch.stack([*norms]))
     return joint.to(device)
-
-
-def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    part = local_part(tensor.detach())
-    return part.coalesce().values() if part.is_sparse else part

@@ -120,7 +120,12 @@ class RuntimeEstimator(Callback):
             return
         limit, scale = state.max_duration, self._scale
         if limit is None:
-            self._warn_of_endless_run()
+            if not self._warned:
+                self._warned = True
+                warnings.warn(
+                    "`RuntimeEstimator` cannot estimate the end of the run, because `max_duration` is not set. Set it.",
+                    stacklevel=2,
+                )
         elif self._start is None or scale is None or limit is not scale.limit or state._dataloader_len != scale.length:
             self._begin(state)
         else:
@@ -180,7 +185,7 @@ class RuntimeEstimator(Callback):
         self._start = None
 
     def _measure(self) -> None:
-        """Add what was trained since the last measurement."""
+        """Add the progress since the last measurement to the totals."""
         if self._start is None or self._latest is None or self._scale is None:
             return
         (clock, done, batch), (now, timestamp) = self._start, self._latest
@@ -188,11 +193,3 @@ class RuntimeEstimator(Callback):
         self._seconds += now - clock
         self._done += self._start[1] - done
         self._batches += timestamp.batches - batch
-
-    def _warn_of_endless_run(self) -> None:
-        if not self._warned:
-            self._warned = True
-            warnings.warn(
-                "`RuntimeEstimator` cannot estimate the end of the run, because `max_duration` is not set. Set it.",
-                stacklevel=2,
-            )

@@ -161,26 +161,22 @@ class SpeedMonitor(Callback):
         }
         elapsed = seconds - self.history_wct[0]
         if len(self.history_wct) > self.window_size and elapsed > 0:
-            self._add_throughput(logged, elapsed)
+            rates = {
+                "batches_per_sec": self.window_size / elapsed,
+                "samples_per_sec": (self.history_samples[-1] - self.history_samples[0]) / elapsed,
+            }
+            tokens = self.history_tokens[-1] - self.history_tokens[0]
+            if tokens > 0:
+                rates["tokens_per_sec"] = tokens / elapsed
+            for name, rate in rates.items():
+                logged[f"throughput/{name}"] = rate
+                logged[f"throughput/device/{name}"] = rate / self._ranks
             if len(self.history_flops) > self.window_size:
                 self._add_flops(logged, elapsed, state)
         logger.log_metrics(logged)
 
     def eval_end(self, state: State, logger: Logger) -> None:
         self.total_eval_wct += state.eval_timestamp.total_wct.total_seconds()
-
-    def _add_throughput(self, logged: dict[str, Any], elapsed: float) -> None:
-        ranks = self._ranks
-        batches = self.window_size / elapsed
-        samples = (self.history_samples[-1] - self.history_samples[0]) / elapsed
-        logged["throughput/batches_per_sec"] = batches
-        logged["throughput/samples_per_sec"] = samples
-        logged["throughput/device/batches_per_sec"] = batches / ranks
-        logged["throughput/device/samples_per_sec"] = samples / ranks
-        tokens = self.history_tokens[-1] - self.history_tokens[0]
-        if tokens > 0:
-            logged["throughput/tokens_per_sec"] = tokens / elapsed
-            logged["throughput/device/tokens_per_sec"] = tokens / elapsed / ranks
 
     def _add_flops(self, logged: dict[str, Any], elapsed: float, state: State) -> None:
         total: Any = (sum(self.history_flops) - self.history_flops[0]) / elapsed

@@ -105,7 +105,15 @@ class SystemMetricsMonitor(Callback):
         if now < self._due:
             return
         self._due = now + 1.0
-        logger.log_metrics(_machine())
+        metrics: dict[str, float] = {"cpu_percentage": psutil.cpu_percent()}
+        network: Any = psutil.net_io_counters()
+        for prefix, fields in (
+            ("cpu_memory", psutil.virtual_memory()._asdict()),
+            ("disk_memory", psutil.disk_usage(os.getcwd())._asdict()),
+            ("network", {} if network is None else network._asdict()),  # None: the machine has no network
+        ):
+            metrics.update({f"{prefix}_{field}": value for field, value in fields.items()})
+        logger.log_metrics(metrics)
         if self._nvml is not None and dist.get_world_size() == 1:
             logger.log_metrics(self._by_rank([_readings(self._nvml, self._handle)]))
 
@@ -141,18 +149,6 @@ class SystemMetricsMonitor(Callback):
         return metrics
 
 
-def _machine() -> dict[str, float]:
-    metrics: dict[str, float] = {"cpu_percentage": psutil.cpu_percent()}
-    network: Any = psutil.net_io_counters()
-    for prefix, fields in (
-        ("cpu_memory", psutil.virtual_memory()._asdict()),
-        ("disk_memory", psutil.disk_usage(os.getcwd())._asdict()),
-        ("network", {} if network is None else network._asdict()),  # None: the machine has no network
-    ):
-        metrics.update({f"{prefix}_{field}": value for field, value in fields.items()})
-    return metrics
-
-
 def _nvml() -> Any:
     try:
         pynvml = import_module("pynvml")
@@ -170,7 +166,7 @@ def _readings(nvml: Any, handle: Any) -> list[float]:
     def read(function: Callable[..., Any], *arguments: Any) -> Any:
         try:
             return function(handle, *arguments)
-        except nvml.NVMLError:  # not supported, or not permitted
+        except nvml.NVMLError:  # the GPU does not support it, or the user may not read it
             return None
 
     use = read(nvml.nvmlDeviceGetUtilizationRates)

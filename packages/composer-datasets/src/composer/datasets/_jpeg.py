@@ -20,7 +20,7 @@ from composer.datasets._missing import require
 _SOF_BASELINE, _SOF_EXTENDED, _DRI, _SOS = 0xC0, 0xC1, 0xDD, 0xDA
 _HEAD = 5  # numbers in an index before the lengths of runs
 _MARKERS = np.tile(np.arange(0xD0, 0xD8, dtype=np.uint8), 2**13)  # numbered 0 to 7, repeatedly
-_WORTH_CUTTING = 0.8  # of the area: for larger rectangles, decoding the whole image is as fast
+_WORTH_CUTTING = 0.8  # a fraction of the area; for larger rectangles, decoding the whole image is as fast
 
 
 class Box(NamedTuple):
@@ -71,7 +71,8 @@ def decode_jpeg(
     else:
         least = [math.ceil(whole * size / part) for whole, part in zip(shape, box[2:], strict=True)]
         pixels = simplejpeg.decode_jpeg(data, fastupsample=fast, min_height=least[0], min_width=least[1], min_factor=2)
-        box = _scaled(box, pixels.shape[0] / shape[0], pixels.shape[1] / shape[1])
+        factors = 2 * (pixels.shape[0] / shape[0], pixels.shape[1] / shape[1])
+        box = Box(*(round(value * factor) for value, factor in zip(box, factors, strict=True)))
     return pixels if box is None else pixels[box.top : box.top + box.height, box.left : box.left + box.width]
 
 
@@ -91,7 +92,7 @@ def index_jpeg(data: bytes) -> bytes:
     markers = escapes[(coded[escapes + 1] & 0xF8) == 0xD0]
     if columns % interval or len(markers) + 1 != rows * columns // interval:
         return b""
-    runs = np.diff(markers + 2, prepend=0, append=len(coded))  # of blocks, each with the marker after it
+    runs = np.diff(markers + 2, prepend=0, append=len(coded))  # lengths of blocks, each with the marker after it
     numbers = np.array([frame, scan, block_height, interval * block_width, columns // interval, *runs])
     return numbers.astype("<u2").tobytes() if max(numbers.max(), len(runs)) < 2**16 else b""
 
@@ -190,7 +191,3 @@ def _layout(data: bytes) -> tuple[int, int, int, int, int] | None:
     if components == 1:  # blocks of a single component are not grouped
         down = across = 1
     return frame, position + 2 + length, interval, 8 * down, 8 * across
-
-
-def _scaled(box: Box, down: float, across: float) -> Box:
-    return Box(*(round(value * factor) for value, factor in zip(box, (down, across, down, across), strict=True)))

@@ -24,9 +24,9 @@ PLAN = "plan.json"  # written first: what an interrupted writer continues
 RECORD = np.dtype(
     [
         ("offset", "<u8"),
-        ("size", "<u4"),  # without that of its index, which follows it
+        ("size", "<u4"),  # the size of its index, which follows it, is not included
         ("index_size", "<u4"),
-        ("crc32", "<u4"),  # of both
+        ("crc32", "<u4"),  # checksum of both
         ("label", "<i4"),
         ("height", "<u4"),
         ("width", "<u4"),

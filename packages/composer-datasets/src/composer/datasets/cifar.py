@@ -45,14 +45,11 @@ def load_cifar100(datadir: str | Path, is_train: bool = True, *, coarse: bool = 
 
 
 def _read(paths: Sequence[Path], label_key: str) -> tuple[Tensor, Tensor]:
-    parts = [_read_file(path, label_key) for path in paths]
-    return torch.cat([images for images, _ in parts]), torch.cat([labels for _, labels in parts])
-
-
-def _read_file(path: Path, label_key: str) -> tuple[Tensor, Tensor]:
-    with path.open("rb") as file:
+    all_images, all_labels = [], []
+    for path in paths:
         try:
-            content = _ArrayUnpickler(file, encoding="latin1").load()
+            with path.open("rb") as file:
+                content = _ArrayUnpickler(file, encoding="latin1").load()
             images = torch.tensor(np.asarray(content["data"], dtype=np.uint8)).reshape(-1, 3, 32, 32)
             labels = torch.tensor(content[label_key], dtype=torch.int64)
         except (pickle.UnpicklingError, EOFError, KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
@@ -60,9 +57,11 @@ def _read_file(path: Path, label_key: str) -> tuple[Tensor, Tensor]:
                 f"{str(path)!r} must be a file of CIFAR's Python version (a pickled dict with `data` and "
                 f"`{label_key}`), but cannot be read: {error}"
             ) from error
-    if labels.shape != images.shape[:1]:
-        raise ValueError(f"{str(path)!r} must have a label for each image, got {len(labels)} for {len(images)}.")
-    return images, labels
+        if labels.shape != images.shape[:1]:
+            raise ValueError(f"{str(path)!r} must have a label for each image, got {len(labels)} for {len(images)}.")
+        all_images.append(images)
+        all_labels.append(labels)
+    return torch.cat(all_images), torch.cat(all_labels)
 
 
 class _ArrayUnpickler(pickle.Unpickler):

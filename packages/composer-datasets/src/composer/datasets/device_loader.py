@@ -84,7 +84,7 @@ def draw_for_batch(
     """
     ranks = sampler.num_replicas
     first = begin * ranks
-    count = min(batch_size * ranks, sampler.total_size - first)  # of all ranks
+    count = min(batch_size * ranks, sampler.total_size - first)  # samples of all ranks
     generator.manual_seed(derived_seed(sampler.seed, epoch, first))
     drawn = transform.draw(torch.Size((count, *shape[1:])), generator)
     return drawn if ranks == 1 else tuple(part[sampler.rank :: ranks] for part in drawn)
@@ -177,13 +177,11 @@ class DeviceLoader(ShardLoader):
                 targets = ordered[begin:end]
             elif all_targets is not None:
                 targets = all_targets.index_select(0, indices)
-            batch = self._make(self.inputs.index_select(0, indices), targets, generator, epoch, begin)
+            inputs = self.inputs.index_select(0, indices)
+            batch: Any = inputs if targets is None else (inputs, targets)
+            if self.transform is not None:
+                size = self.batch_size if self.batch_sizes is None else self.batch_sizes(begin)
+                drawn = draw_for_batch(self.transform, sampler, size, inputs.shape, generator, epoch, begin)
+                batch = self.transform(inputs, targets, drawn)
             sampler.position = (epoch, end)
             yield batch
-
-    def _make(self, inputs: Tensor, targets: Tensor | None, generator: torch.Generator, epoch: int, begin: int) -> Any:
-        if self.transform is None:
-            return inputs if targets is None else (inputs, targets)
-        size = self.batch_size if self.batch_sizes is None else self.batch_sizes(begin)
-        drawn = draw_for_batch(self.transform, self.sampler, size, inputs.shape, generator, epoch, begin)
-        return self.transform(inputs, targets, drawn)

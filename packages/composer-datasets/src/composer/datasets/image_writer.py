@@ -20,7 +20,7 @@ from composer.utils import check_finite
 __all__ = ["ImageSource", "WriteOptions", "array_source", "check_image_files", "folder_source", "write_image_files"]
 
 _LEAST_PER_SHARD = 4096
-_MOST_SHARDS = 256  # so that a process can keep all of them open
+_MOST_SHARDS = 256  # a process can keep that many open
 _POLL_SECONDS = 0.5
 
 
@@ -164,7 +164,7 @@ def check_image_files(folder: str | Path, progress: Callable[[int], object] | No
 
 
 def _begin(root: Path, plan: dict[str, Any]) -> None:
-    """Write the plan, or check that the folder has the same one; remove what an interrupted call left."""
+    """Write the plan, or check that the folder has the same one; remove files that an interrupted call left."""
     root.mkdir(parents=True, exist_ok=True)
     for left in root.glob(f"*{PARTIAL}"):
         left.unlink()

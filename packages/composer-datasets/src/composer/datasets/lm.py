@@ -121,7 +121,13 @@ def build_text_dataloader(
         TypeError: `tokenizer` is not supported, or `dataloader_kwargs` has an unknown argument.
         ValueError: A number is out of range, there is too little text, or `masked` and the tokenizer has no mask token.
     """
-    files = _text_files([paths] if isinstance(paths, (str, Path)) else paths)
+    files: list[Path] = []
+    for path in map(Path, [paths] if isinstance(paths, (str, Path)) else paths):
+        matches = sorted(path.glob("*.txt")) if path.is_dir() else [path]
+        if not matches or not matches[0].is_file():
+            looked_for = path / "*.txt" if path.is_dir() else path
+            raise missing_files("The text", [looked_for], f"{_EXAMPLE}    # for example")
+        files += matches
     transform = TokenTransform.of(tokenizer, masked, mlm_probability)
 
     def documents() -> Iterable[str]:
@@ -188,14 +194,3 @@ def token_loader(dataset: PackedTokens, transform: TokenTransform, options: Opti
         return DataSpec(options.on_host(dataset, transform.collate), num_tokens=num_tokens)
     loader = options.on_device(dataset.as_tensor(), None, transform)
     return DataSpec(loader, num_samples=len(dataset), num_tokens=num_tokens)
-
-
-def _text_files(paths: Sequence[str | Path]) -> list[Path]:
-    files: list[Path] = []
-    for path in map(Path, paths):
-        matches = sorted(path.glob("*.txt")) if path.is_dir() else [path]
-        if not matches or not matches[0].is_file():
-            looked_for = path / "*.txt" if path.is_dir() else path
-            raise missing_files("The text", [looked_for], f"{_EXAMPLE}    # for example")
-        files += matches
-    return files

@@ -120,7 +120,7 @@ class ResumableDataLoader(ShardLoader, DataLoader[Any]):  # type: ignore[misc]  
         self._passed = kwargs
 
     def _iterate(self, epoch: int, start: int) -> Iterator[Any]:
-        shard = self._shard
+        shard, transform, device = self._shard, self._device_transform, self._device
         share = shard.share(epoch).tolist()
         bounds = self._bounds(start)
         self._keys.keys = [
@@ -128,17 +128,15 @@ class ResumableDataLoader(ShardLoader, DataLoader[Any]):  # type: ignore[misc]  
         ]
         for (begin, end), batch in zip(bounds, self._batches(), strict=True):
             shard.position = (epoch, end)
-            transform = self._device_transform
-            yield batch if transform is None else self._on_device(batch, transform, epoch, begin)
-
-    def _on_device(self, batch: Any, transform: DeviceTransform, epoch: int, begin: int) -> Any:
-        device = self._device
-        size = self.batch_size if self.batch_sizes is None else self.batch_sizes(begin)
-        inputs, targets = (batch, None) if isinstance(batch, Tensor) else batch
-        inputs = inputs.to(device, non_blocking=True)
-        targets = None if targets is None else targets.to(device, non_blocking=True)
-        drawn = draw_for_batch(transform, self._shard, size, inputs.shape, torch.Generator(device), epoch, begin)
-        return transform(inputs, targets, drawn)
+            if transform is None:
+                yield batch
+                continue
+            size = self.batch_size if self.batch_sizes is None else self.batch_sizes(begin)
+            inputs, targets = (batch, None) if isinstance(batch, Tensor) else batch
+            inputs = inputs.to(device, non_blocking=True)
+            targets = None if targets is None else targets.to(device, non_blocking=True)
+            drawn = draw_for_batch(transform, shard, size, inputs.shape, torch.Generator(device), epoch, begin)
+            yield transform(inputs, targets, drawn)
 
     def _batches(self) -> Iterator[Any]:
         # Reuse persistent workers, unless `_iterator` was reset because the dataset changed.

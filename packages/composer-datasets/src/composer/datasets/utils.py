@@ -73,31 +73,25 @@ class NormalizationFn:
             raise ValueError(
                 f"The images must have {len(self.mean)} channels, like `mean`, got shape {tuple(images.shape)}."
             )
-        channels_last = images.dim() == 4 and not images.is_contiguous() and _is_channels_last(images)
+        channels_last = images.dim() == 4 and not images.is_contiguous()
+        channels_last = channels_last and images.is_contiguous(memory_format=torch.channels_last)
         values = images.permute(0, 2, 3, 1) if channels_last else images
-        mean, std = self._on(images.device, values.dim(), values.shape[2] if channels_last else 0)
+        repeats = values.shape[2] if channels_last else 0
+        key = (images.device, values.dim(), repeats)
+        if key not in self._constants:
+            constants = (_filled(self.mean, images.device), _filled(self.std, images.device))
+            shape = (-1, *[1] * (values.dim() - 2))
+            mean, std = (each.repeat(repeats) if repeats else each.view(shape) for each in constants)
+            self._constants[key] = (mean, std)
+        mean, std = self._constants[key]
         values = values.to(torch.float32, copy=True)  # a 16-bit dtype would round twice
         lines = values.flatten(2) if channels_last else values  # longer inner loops than over 3 channels
         lines.sub_(mean).div_(std)
         values = values.to(self.dtype)
         return values.permute(0, 3, 1, 2) if channels_last else values
 
-    def _on(self, device: torch.device, dims: int, repeats: int) -> tuple[Tensor, Tensor]:
-        """Return mean and std on a device, broadcastable over the dimensions after the channels, or repeated."""
-        key = (device, dims, repeats)
-        if key not in self._constants:
-            constants = (_filled(self.mean, device), _filled(self.std, device))
-            shape = (-1, *[1] * (dims - 2))
-            mean, std = (each.repeat(repeats) if repeats else each.view(shape) for each in constants)
-            self._constants[key] = (mean, std)
-        return self._constants[key]
-
     def __repr__(self) -> str:
         return f"NormalizationFn(mean={self.mean}, std={self.std}, ignore_background={self.ignore_background})"
-
-
-def _is_channels_last(images: Tensor) -> bool:
-    return images.is_contiguous(memory_format=torch.channels_last)
 
 
 def _filled(values: Sequence[float], device: torch.device) -> Tensor:

@@ -27,7 +27,7 @@ def run_local_rank_zero_first() -> Iterator[None]:
         try:
             yield
         finally:
-            dist.barrier()  # also after an error, or the others would wait forever
+            dist.barrier()  # after an error, too: the others would wait forever
     else:
         dist.barrier()
         yield

@@ -21,7 +21,7 @@ from composer.evidence.study import Plan, Study
 from composer.evidence.task import Task, digest, load_task
 from composer.recipes import Metric
 
-_RESERVE = 0.25  # of the time, for confirmations and the stack
+_RESERVE = 0.25  # the share of the time for confirmations and the stack
 _PLANS = (Plan(num_curves=2), Plan(num_tuning_seeds=1, num_stack_seeds=3, num_ladder_seeds=5, num_curves=1))
 
 
@@ -55,7 +55,7 @@ def make_schedule(task: Task, methods: Sequence[str], run_seconds: float, worker
     Raises:
         ValueError: The time is too short for one method.
     """
-    available = hours * 3600 * (1 - _RESERVE) * workers / run_seconds  # in runs with the full budget
+    available = hours * 3600 * (1 - _RESERVE) * workers / run_seconds  # a number of runs with the full budget
     needed = 0.0
     for plan in _PLANS:
         fixed, each = _costs(task, plan, workers)
@@ -72,7 +72,7 @@ def make_schedule(task: Task, methods: Sequence[str], run_seconds: float, worker
 
 
 def _costs(task: Task, plan: Plan, workers: int) -> tuple[float, float]:
-    """Return the cost of plain and that of each method, in runs with the full budget."""
+    """Return the cost of plain and the cost of each method, in runs with the full budget."""
     lengths = sum(task.ladder)
     trials = sum(
         2 + sum(len(grid.values) - 1 for grid in variant.grid.values()) + len(variant.grid)

@@ -101,7 +101,16 @@ def _parser() -> argparse.ArgumentParser:
             )
             command.add_argument("--methods", nargs="+", help="methods to try (default: all that apply)")
         unused = {"tune": set(_NUMBERS) - {"num_tuning_seeds"}, "measure": {"num_stack_seeds"}}.get(name, set())
-        _add_options(command, [number for number in _NUMBERS if number not in unused])
+        _add_places(command)
+        command.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
+        command.add_argument("--precision", choices=("fp32", "amp_fp16", "amp_bf16"), default="fp32")
+        command.add_argument(
+            "--shard", type=_shard, default=(1, 1), metavar="i/n", help="train only this part of the runs"
+        )
+        group = command.add_argument_group("numbers, fixed before the first run")
+        for number, (option, text) in _NUMBERS.items():
+            if number not in unused:
+                group.add_argument(option, type=int, dest=number, help=text)
     replaying = add("replay", _replay, "Train the runs of an entry again, and say whether the intervals overlap.")
     replaying.add_argument("entry", metavar="ENTRY", help="the id of an entry, or the beginning of it")
     _add_places(replaying)
@@ -133,17 +142,6 @@ _NUMBERS = {
 def _add_places(command: argparse.ArgumentParser) -> None:
     command.add_argument("--data", type=Path, help="folder of datasets (default: the variable COMPOSER_DATA)")
     command.add_argument("--workers", type=int, help="runs at the same time (default: one per core, or per GPU)")
-
-
-def _add_options(command: argparse.ArgumentParser, numbers: Sequence[str]) -> None:
-    _add_places(command)
-    command.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
-    command.add_argument("--precision", choices=("fp32", "amp_fp16", "amp_bf16"), default="fp32")
-    command.add_argument("--shard", type=_shard, default=(1, 1), metavar="i/n", help="train only this part of the runs")
-    group = command.add_argument_group("numbers, fixed before the first run")
-    for name in numbers:
-        option, text = _NUMBERS[name]
-        group.add_argument(option, type=int, dest=name, help=text)
 
 
 def _shard(text: str) -> tuple[int, int]:

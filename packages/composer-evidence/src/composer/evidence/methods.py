@@ -62,7 +62,7 @@ _ALL = (
     Method("SWA", {"swa_start": "0.75dur", "swa_end": "1dur", "update_interval": "10ba"}, averages=True),
     Method(
         "ScheduleFree",
-        {"recalibration_batches": 0},  # as for LAWA
+        {"recalibration_batches": 0},  # for the same reason as LAWA's
         {"warmup": Grid(("10ba", "30ba", "60ba"))},
         schedules=True,
     ),

@@ -34,7 +34,7 @@ from composer.recipes.runner import trainer_of_run
 if TYPE_CHECKING:
     from composer.trainer import Trainer
 
-_LABEL, _CURVE = "part", "curve"  # of the evaluators at the end and during the training
+_LABEL, _CURVE = "part", "curve"  # labels of the evaluators at the end and during the training
 _TEACHER_BUDGETS, _TEACHER_SEED = 4, 60_000  # `TEACHER` states the first
 # Averages that do not bring statistics of batch norm with them.
 _WITHOUT_STATISTICS = frozenset({"LAWA", "SWA", "ScheduleFree"})
@@ -236,7 +236,9 @@ def _train(task: Task, data: Any, spec: RunSpec, folder: Path | None) -> RunResu
         }
     algorithms = make_algorithms(spec.stack, partial(_teach, task, data, spec, folder))
     with make_trainer(task, data, spec, algorithms, **others) as (trainer, train, evaluated):
-        idle_bytes = _reset_peak(spec.device)
+        if spec.device != "cpu":
+            torch.cuda.reset_peak_memory_stats()  # the peak is now the memory in use
+        idle_bytes = _peak(spec.device)
         begin = _clock(spec.device)
         trainer.fit()
         train_seconds = _clock(spec.device) - begin
@@ -417,14 +419,6 @@ def _clock(device: str) -> float:
         return time.process_time()
     torch.cuda.synchronize()
     return time.perf_counter()
-
-
-def _reset_peak(device: str) -> int:
-    """Return the memory in use now, from which a peak is counted."""
-    if device != "cpu":
-        torch.cuda.reset_peak_memory_stats()
-        return torch.cuda.memory_allocated()
-    return _peak(device)
 
 
 def _peak(device: str) -> int:

@@ -20,7 +20,7 @@ from composer.evidence.ledger import Ledger
 from composer.evidence.run import RunResult, RunSpec, execute, hold_machine, read_result, write_atomically
 from composer.evidence.task import Part, Task, load_task, module_of
 
-_ATTEMPTS = 2  # of a run whose process dies
+_ATTEMPTS = 2  # how often a run is tried whose process dies
 
 
 class Incomplete(RuntimeError):

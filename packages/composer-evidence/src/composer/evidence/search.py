@@ -10,7 +10,7 @@ from typing import Any
 
 from composer.evidence.task import Grid
 
-_MAX_EXTENSIONS = 4  # of one grid
+_MAX_EXTENSIONS = 4  # how often one grid may be extended
 _MAX_PASSES = 4  # over all settings
 
 

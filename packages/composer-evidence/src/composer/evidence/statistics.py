@@ -129,7 +129,7 @@ def _compare_one(
     if not paired:
         a, b = (sign * np.array(list(scores.values())) for scores in (method, control))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # of constant scores
+        warnings.simplefilter("ignore", RuntimeWarning)  # constant scores have no variance
         test = stats.ttest_rel(a, b) if paired else stats.ttest_ind(a, b, equal_var=False)
         interval = test.confidence_interval(1 - ALPHA)
     effect = float(a.mean() - b.mean())

@@ -35,7 +35,7 @@ AA = "A/A"
 _MEASURE, _CONFIRM, _TUNE, _STACK = 0, 20_000, 30_000, 40_000
 _AA_OFFSET = 5_000
 _PROBE_STEPS = 4
-_NUM_POINTS = 10  # of a curve
+_NUM_POINTS = 10  # evaluations in a curve
 _LR_FACTORS = (0.5, 1.0, 2.0)
 
 
@@ -103,7 +103,7 @@ class _Candidate:
     settings: Mapping[str, Any]
     stack: tuple[tuple[str, dict[str, Any]], ...]
     tuning: str  # the entry about its search
-    averages: bool = False  # of plain's weights: scored in the runs of plain
+    averages: bool = False  # it averages plain's weights, so it is scored in the runs of plain
 
 
 class Study:
@@ -388,7 +388,7 @@ class Study:
         return _Candidate(name, variant, settings, tuple(stack), entry)
 
     def _tuned_arguments(self, member: str) -> dict[str, Any]:
-        """Return the arguments that a search found for a method alone: that of this study, else the last one."""
+        """Return the tuned arguments of a method alone, from this study, else from the last search in the ledger."""
         if member in self._alone:
             return dict(self._alone[member].stack[0][1])
         entries = [e for e in self._own_entries("tuning") if e["method"] == member and e["fraction"] == 1.0]
@@ -480,7 +480,7 @@ class Study:
         return rungs
 
     def _rungs(self, plain: Plain) -> list[tuple[Plain, list[RunSpec]]]:
-        """Return plain and its runs for each budget; those of the full one are the runs of A/A."""
+        """Return plain and its runs for each budget; at the full budget the runs of A/A are used."""
         rungs = []
         for fraction in self.task.ladder:
             own = plain if fraction == 1 else self.plain(fraction)
@@ -571,7 +571,7 @@ class Study:
         for fraction in (fraction for fraction in self.task.ladder if fraction < 1):
             try:
                 short = self._tuned_rung(candidate, fraction)
-            except SearchError:  # it diverges with every rate, and has no rung there
+            except SearchError:  # the method diverges with every rate, so it has no rung there
                 continue
             searches.append(short.entry)
             specs = [
@@ -595,7 +595,7 @@ class Study:
         }
 
     def _tuned_rung(self, candidate: _Candidate, fraction: float) -> Plain:
-        """Return the settings of a method for a shorter budget: those of plain there, with a learning rate of its own.
+        """Return the settings of a method for a shorter budget: plain's at that budget, with a tuned learning rate.
 
         Plain has searched all its settings at every length; the method has as many trials at most.
         """
@@ -737,7 +737,7 @@ class Study:
         scores: Mapping[str, _Results],
         comparison: Comparison | None,
     ) -> dict[str, Any]:
-        """Return the values of an entry about a method and its control; `scores` are those of its family."""
+        """Return the values of an entry about a method and its control; `scores` has all methods of its family."""
         results = scores[candidate.name]
         values = {str(seed): _number(value) for seed, value in _values(results).items()}
         if comparison is None:

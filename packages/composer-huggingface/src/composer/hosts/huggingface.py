@@ -46,7 +46,7 @@ else:
     _Trainer = object  # the user's class has one, which may be a subclass
 
 _LABELS = "labels"  # the key under which transformers finds the targets of `compute_loss_func`
-_FILE = "composer.pt"  # in a checkpoint; of several ranks, each has one of its own
+_FILE = "composer.pt"  # in a checkpoint, the file of rank 0; see `_name` for other ranks
 _OF_EVALUATION = (
     *(Event.EVAL_BATCH_START, Event.EVAL_BEFORE_FORWARD, Event.EVAL_AFTER_FORWARD, Event.EVAL_BATCH_END),
     *(Event.PREDICT_BATCH_START, Event.PREDICT_BEFORE_FORWARD, Event.PREDICT_AFTER_FORWARD, Event.PREDICT_BATCH_END),
@@ -141,7 +141,7 @@ class ComposerMixin(_Trainer):  # type: ignore[misc]  # mypy skips transformers,
         Time(3, TimeUnit.EPOCH)
     """
 
-    optimizer: Any  # of transformers' Trainer
+    optimizer: Any  # an attribute of transformers' Trainer
 
     def __init__(
         self,
@@ -206,7 +206,7 @@ class ComposerMixin(_Trainer):  # type: ignore[misc]  # mypy skips transformers,
         return self.optimizer
 
     def _load_optimizer_and_scheduler(self, checkpoint: Any) -> None:
-        if self.is_fsdp_enabled:  # after the weights of the model, since averages are sharded alike
+        if self.is_fsdp_enabled:  # the weights are loaded by now: averages are sharded like them
             self._composer.load()
         super()._load_optimizer_and_scheduler(checkpoint)
 
@@ -285,7 +285,7 @@ class ComposerMixin(_Trainer):  # type: ignore[misc]  # mypy skips transformers,
         with run.saving():
             super().save_model(output_dir, _internal_call)
             if _internal_call and output_dir is not None and not self.args.save_only_model:
-                Path(output_dir).mkdir(parents=True, exist_ok=True)  # not by each rank
+                Path(output_dir).mkdir(parents=True, exist_ok=True)  # transformers creates it on one rank only
                 saved = {**run.state_dict(), "before": self._composer.before}
                 torch.save(saved, Path(output_dir) / _name(self.args.process_index))
 
@@ -299,7 +299,7 @@ class ComposerTrainer(ComposerMixin, transformers.Trainer):  # type: ignore[misc
 
 
 class _Hooks(TrainerCallback):  # type: ignore[misc]
-    """The run of a `Trainer`, whose remaining events it announces as a callback of transformers.
+    """Holds the run of a `Trainer`, and announces as a callback the events that the mixin does not.
 
     Args:
         trainer: The trainer.
@@ -308,7 +308,7 @@ class _Hooks(TrainerCallback):  # type: ignore[misc]
 
     def __init__(self, trainer: Any, parts: dict[str, Any]) -> None:
         self._trainer, self._parts = trainer, parts
-        self.checkpoint: Path | None = None  # that `train` resumes from
+        self.checkpoint: Path | None = None  # the checkpoint that `train` resumes from
         self.is_resumed = False  # a state of the run was loaded for this `train`
         self.compute_loss: Callable[..., Any] | None = trainer.compute_loss_func
         raise_all(_problems(trainer, parts["algorithms"]))
@@ -340,7 +340,7 @@ class _Hooks(TrainerCallback):  # type: ignore[misc]
             hooks=_HOOKS,
             **_settings_of(args),
         )
-        base = model.get_base_model() if hasattr(model, "get_base_model") else model  # of an adapter
+        base = model.get_base_model() if hasattr(model, "get_base_model") else model  # that of an adapter
         if resolve_shift_labels(base, None) and not hasattr(run.state.model, "shift_labels"):
             run.state.model.shift_labels = True  # type: ignore[assignment]  # what algorithms read
         run.init()
@@ -469,7 +469,7 @@ class _Hooks(TrainerCallback):  # type: ignore[misc]
         run = self.run
         now, length = run.state.timestamp.batch_in_epoch, run.state.dataloader_len
         is_whole = not control.should_training_stop if length is None else now >= length
-        if is_whole and not self.is_in_step:  # not where `max_steps` ends the run
+        if is_whole and not self.is_in_step:  # `max_steps` may end the run within an epoch
             run.end_epoch()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -498,7 +498,7 @@ def _is_mean(trainer: Any) -> bool:
 
 
 def _problems(trainer: Any, algorithms: Sequence[Algorithm]) -> Iterator[str | ConflictError]:
-    """Yield what hides steps or parameters from the run, and what conflicts with algorithms."""
+    """Yield a message for each setting that hides steps or parameters from the run, or conflicts with algorithms."""
     args, accelerator, features = trainer.args, trainer.accelerator, dict(_FEATURES)
     kind = str(accelerator.distributed_type).rpartition(".")[2]
     if kind == "FSDP" and not accelerator.is_fsdp2:

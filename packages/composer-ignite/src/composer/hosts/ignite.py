@@ -160,8 +160,8 @@ class IgniteRun:
             self.optimizers[0].register_step_post_hook(self._after_step)
         self._trainer: Engine | None = None
         self._batch: Any = None
-        self._data: Any = None  # of the last `trainer.run`
-        self._loss: torch.Tensor | None = None  # of the last batch, until its backward pass is announced
+        self._data: Any = None  # the data of the last `trainer.run`
+        self._loss: torch.Tensor | None = None  # set from the forward pass until the backward pass is announced
 
     @property
     def model(self) -> Any:
@@ -485,7 +485,7 @@ class _Continued:
 
 
 def _problems(run: HostedRun, state: State) -> Iterator[str]:
-    """Yield what keeps a trainer from training until the end of the run.
+    """Yield a message for each setting that keeps a trainer from training until the end of the run.
 
     Args:
         run: The run.

@@ -42,7 +42,7 @@ from composer.loop.hosted_run import algorithms_in, forward_inputs
 from composer.loop.skin import UNAVAILABLE, conflicts, hooks_by_event, raise_all, uncounted
 from composer.models.base import total_loss
 
-_KEY = "composer"  # in Lightning's checkpoints
+_KEY = "composer"  # the entry in Lightning's checkpoints
 _PRECISIONS = {"bf16-mixed": Precision.AMP_BF16, "16-mixed": Precision.AMP_FP16}
 _TRANSFORM = "Lightning loads a batch before training begins. Add the transform to the dataset yourself."
 _FEATURES: dict[Event | str, str] = {
@@ -341,7 +341,7 @@ class ComposeCallback(pl.Callback):
         if not run.in_epoch:  # resumed after the last step of an epoch
             if now.batch_in_epoch.value:
                 run.catch_up(now.epoch.value + 1)
-        elif length is None or now.batch_in_epoch >= length:  # not where `max_steps` ends the run
+        elif length is None or now.batch_in_epoch >= length:  # `max_steps` may end the run within an epoch
             run.end_epoch()
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -381,7 +381,7 @@ class ComposeCallback(pl.Callback):
         original(checkpoint)
 
     def _save_weights(self, trainer: pl.Trainer, checkpoint: dict[str, Any]) -> None:
-        """Replace the weights that Lightning has taken by those that algorithms want saved."""
+        """Replace the weights in Lightning's checkpoint by the weights that algorithms want saved."""
         with self._run().saving():
             weights = trainer.strategy.lightning_module_state_dict()
             checkpoint["state_dict"] = {name: value.detach().clone() for name, value in weights.items()}
@@ -427,7 +427,7 @@ class ComposeCallback(pl.Callback):
 
 
 def _problems(trainer: pl.Trainer, module: pl.LightningModule) -> Iterator[str]:
-    """Yield what hides steps or batches from the run, or gives it no length."""
+    """Yield a message for each setting that hides steps or batches from the run, or gives it no length."""
     if not module.automatic_optimization:
         yield (
             "`automatic_optimization` must be True: with manual optimization the loop is your own. Use "

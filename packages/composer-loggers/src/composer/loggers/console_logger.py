@@ -106,7 +106,7 @@ class ConsoleLogger(LoggerDestination):
         if self.log_interval.unit is TimeUnit.BATCH and (batch == 1 or batch % self.log_interval.value == 0):
             self._print_training(state)
         elif state.max_duration is not None and state.timestamp >= state.max_duration:
-            hold_metrics(self.logged_metrics)  # for the block at `fit_end`
+            hold_metrics(self.logged_metrics)  # the block at `fit_end` prints them
         else:  # values that cannot be read after their batch are not printed
             held = {k: v for k, v in self.logged_metrics.items() if type(v) is not DeferredValue or v.held}
             self.logged_metrics = held
@@ -116,7 +116,7 @@ class ConsoleLogger(LoggerDestination):
         if self.log_interval.unit is TimeUnit.EPOCH and (epoch == 1 or epoch % self.log_interval.value == 0):
             self._print_training(state)
         else:
-            hold_metrics(self.logged_metrics)  # for the block at `fit_end`
+            hold_metrics(self.logged_metrics)  # the block at `fit_end` prints them
 
     def fit_end(self, state: State, logger: Logger) -> None:
         if state.timestamp.batch.value != self._printed_batch:
@@ -150,7 +150,7 @@ class ConsoleLogger(LoggerDestination):
             prefix: A prefix of each name.
             is_train: True if the block starts with the progress of the training; otherwise of the evaluation.
         """
-        hold_metrics(data)  # on every rank: computing a metric may be a collective
+        hold_metrics(data)  # every rank does this: computing a metric may be a collective
         if dist.get_local_rank() != 0:
             return
         DeferredValue.fetch(value for value in data.values() if type(value) is DeferredValue)

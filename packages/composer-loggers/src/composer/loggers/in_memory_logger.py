@@ -52,7 +52,7 @@ class InMemoryLogger(LoggerDestination):
         self.state: State | None = None
         self.hyperparameters: dict[str, Any] = {}
         self.tables: dict[str, str] = {}
-        self._pending: list[tuple[Timestamp, dict[str, Any]]] = []  # not yet in `_data`
+        self._pending: list[tuple[Timestamp, dict[str, Any]]] = []  # will be moved to `_data`
         self._data: dict[str, list[tuple[Timestamp, Any]]] = {}
 
     def init(self, state: State, logger: Logger) -> None:

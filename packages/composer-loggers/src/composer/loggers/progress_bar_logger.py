@@ -132,7 +132,7 @@ class ProgressBarLogger(LoggerDestination):
             key, n = total.unit.name.lower(), state.timestamp.get(total.unit)
             title = label
         metrics = None
-        if self.train_pbar is not None:  # from a checkpoint, or left by a fit that failed
+        if self.train_pbar is not None:  # it comes from a checkpoint, or a failed `fit` left it
             self.train_pbar.close(read=False)
             metrics = self.train_pbar.state_dict()["metrics"]
         self.train_pbar = _bar(title, None if total is None else total.value, key, _TRAIN_KEYS, n.value, metrics)
@@ -283,11 +283,11 @@ class Bar:
         self._drawn = n  # the count that tqdm has
         self._now: Timestamp | None = None  # the counter is read from it when the bar is redrawn
         self._values: dict[str, Any] = dict(metrics or {})
-        self._shown: dict[tuple[str, ...], list[str]] = {}  # by the names that are logged together, at every step
+        self._shown: dict[tuple[str, ...], list[str]] = {}  # the keys are names that are logged together at every step
         self._arriving: dict[str, Any] | None = None  # values that are being copied from the device
         self._bar: Any = None  # None until `show`, which only some ranks call
-        self.shares_terminal = False  # with other output
-        self._shares_line = False  # with other output on its stream
+        self.shares_terminal = False  # other output appears there, too
+        self._shares_line = False  # other output uses the same stream
         self._is_drawn = False
         self._interval = _LIVE_SECONDS
         self._due = 0.0  # when to check the values again
@@ -304,7 +304,9 @@ class Bar:
         self.shares_terminal = live and self._shares_line
         self._interval = _LIVE_SECONDS if live else _PLAIN_SECONDS
         lines = None if live else _Lines(stream)
-        self._bar = _tqdm()(
+        # In a notebook `tqdm.auto` would use widgets, and warn if there are none.
+        tqdm_class = tqdm.std.tqdm if is_notebook() else import_module("tqdm.auto").tqdm
+        self._bar = tqdm_class(
             total=self.total,
             initial=self.n,
             position=self.position,
@@ -316,7 +318,7 @@ class Bar:
             miniters=1,  # tqdm must not guess the number of steps between two redraws: their durations vary
         )
         if lines is not None:
-            lines.open = True  # only now: an empty bar is not worth a line in a log file
+            lines.open = True  # the empty bar, drawn above, is not worth a line in a log file
         self._set_text(self._values)
         self._is_drawn = True
 
@@ -428,11 +430,6 @@ class Bar:
         names = _short_names(values)
         text = ", ".join(f"{name}={_short(value)}" for name, value in zip(names, values.values(), strict=True))
         self._bar.set_postfix_str(text, refresh=False)
-
-
-def _tqdm() -> Any:
-    """Return the class of the bars. In a notebook `tqdm.auto` would use widgets, and warn if there are none."""
-    return tqdm.std.tqdm if is_notebook() else import_module("tqdm.auto").tqdm
 
 
 class _Lines:

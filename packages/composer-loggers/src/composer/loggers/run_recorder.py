@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import torch
 
-from composer.core import Callback, Plan, State
+from composer.core import Plan, State
 from composer.loggers import LoggerDestination, format_log_data_value
 from composer.loggers.spi import (
     Logged,
@@ -42,11 +42,11 @@ if TYPE_CHECKING:
 _SCHEMA = 1
 _HOST = "node_name"  # a hyperparameter of the Trainer that is left out: a recording names no hosts
 _ACTIONS_SECONDS = 10.0  # between two records of the actions of algorithms
-_MAX_ROWS = 1000  # of a table
+_MAX_ROWS = 1000  # recorded of a table
 _WRITE_SECONDS = 1.0  # between two writes
-_CAPACITY = 1 << 18  # of the queue: enough calls of `log_metrics` for training steps of microseconds
+_CAPACITY = 1 << 18  # the queue holds enough calls of `log_metrics` for training steps of microseconds
 _ALGORITHM_TRACES = "algorithm_traces/"  # the prefix of traces of algorithms
-_MAX_SPANS = 128  # of one algorithm at one event, between two records
+_MAX_SPANS = 128  # recorded for an algorithm at an event between two records
 _MAX_MODULES = 200  # replaced modules that are listed by name
 _OBJECT_ADDRESS = re.compile(r" object at 0x[0-9a-f]+| at 0x[0-9a-f]+")
 _MAX_TEXT = 4000
@@ -239,7 +239,7 @@ class RunRecorder(LoggerDestination):
 
     def fit_start(self, state: State, logger: Logger) -> None:
         self._write_modules(state)
-        self._limit, self._status = state.max_duration, "stopped"  # unless `fit` finishes
+        self._limit, self._status = state.max_duration, "stopped"  # `fit` changes this when it finishes
         self._savers = [c for c in state.callbacks if hasattr(c, "all_saved_checkpoints_to_timestamp")]
         # A record of a checkpoint comes after its mark, so a run resumed from that checkpoint records it again.
         known = [() if self._is_resumed else saver.all_saved_checkpoints_to_timestamp for saver in self._savers]
@@ -313,7 +313,8 @@ class RunRecorder(LoggerDestination):
             times = saver.all_saved_checkpoints_to_timestamp
             if len(times) == len(saved):
                 continue
-            remote = _remote_of(saver)
+            saved_to = getattr(saver, "saved_to", None)
+            remote = str(_plain(saved_to)) if isinstance(saved_to, str) and is_uri(saved_to) else None
             for path in [path for path in times if path not in saved]:
                 saved.add(path)
                 now = times[path]
@@ -412,13 +413,10 @@ class RunRecorder(LoggerDestination):
 
 
 def _write_environment(file: _RunFile, machine: dict[str, Any]) -> None:
-    file.write({"type": "environment", "values": machine | {"packages": _installed_packages()}})
-
-
-def _remote_of(saver: Callback) -> str | None:
-    """Return the URI that a saver uploads to; None if it does not upload."""
-    where = getattr(saver, "saved_to", None)
-    return str(_plain(where)) if isinstance(where, str) and is_uri(where) else None
+    """Write the machine and the installed packages of this library. Reads a file for each installed package."""
+    versions = {each.metadata["Name"]: each.version for each in distributions()}
+    packages = {name: versions[name] for name in sorted(filter(None, versions)) if name.startswith("composer")}
+    file.write({"type": "environment", "values": machine | {"packages": packages}})
 
 
 class _ActionCounter:
@@ -550,7 +548,7 @@ class _RunFile:
     def _write(self, records: Sequence[dict[str, Any]]) -> None:
         text = "".join(json.dumps(record, allow_nan=False, separators=(",", ":")) + "\n" for record in records)
         self._file.write(text.encode("ascii"))
-        self._file.flush()  # to the operating system, so that it survives a crash of the process
+        self._file.flush()  # the operating system keeps it if the process crashes
 
     def close(self) -> None:
         """Close the file."""
@@ -640,12 +638,6 @@ def _describe_machine(state: State) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
     }
-
-
-def _installed_packages() -> dict[str, str]:
-    """Return the versions of the installed packages of this library. Reads a file for each installed package."""
-    versions = {each.metadata["Name"]: each.version for each in distributions()}
-    return dict(sorted((name, version) for name, version in versions.items() if name and name.startswith("composer")))
 
 
 def _describe_model(model: torch.nn.Module) -> dict[str, Any]:

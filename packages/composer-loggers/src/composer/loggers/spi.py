@@ -282,7 +282,8 @@ class Sender:
             self._changed.notify_all()
             if self._thread is None:
                 self._send_all()
-            elif threading.current_thread() is not self._thread:  # it is when garbage collection closes an engine
+            # Garbage collection may close an engine in the sender's own thread, which must not wait for itself.
+            elif threading.current_thread() is not self._thread:
                 since = time.monotonic()
                 while self._done < target and (left := self._deadline.left(since)) > 0:
                     done = self._done
@@ -808,5 +809,5 @@ def _on_fork() -> None:
     _process[0] = object()
 
 
-if hasattr(os, "register_at_fork"):  # not on Windows, which does not fork
+if hasattr(os, "register_at_fork"):  # Windows does not fork
     os.register_at_fork(after_in_child=_on_fork)

@@ -125,7 +125,7 @@ def _source(path: str | os.PathLike[str]) -> _Source:
 
 
 def _shifts(sources: Sequence[_Source]) -> dict[int, int]:
-    """Return by how much the clock of each rank is ahead of that of the lowest rank."""
+    """Return by how much the clock of each rank is ahead of the clock of the lowest rank."""
     syncs: dict[int, set[tuple[int, int]]] = {}
     known: dict[int, int] = {}
     for source in sources:
@@ -147,9 +147,8 @@ def _ahead(own: set[tuple[int, int]], lowest: set[tuple[int, int]]) -> int:
     if pairs:
         return pairs[0][1]
     differences = [time - reference for _, time in own for _, reference in lowest]
-    return min(
-        differences, key=abs, default=0
-    )  # without numbers, the nearest times are assumed to belong to the same barrier
+    # Without numbers, the nearest times are assumed to belong to the same barrier.
+    return min(differences, key=abs, default=0)
 
 
 class _Merged:
@@ -181,9 +180,15 @@ class _Merged:
                 self._ids.make_unique(event)
             event["pid"] = source.rank if source.rank is not None else thread[0]
             if event.get("ph") == "M":
-                self._add_fact(event)
+                name, args = event.get("name"), event.get("args") or {}
+                event.pop("ts", None)
+                if name == _SHIFT or (name == _SYNC and event["pid"] != self._reference):
+                    continue
+                number = (args.get("number", -1), args["value"]) if name == _SYNC else None
+                self._facts[(name, event["pid"], event["tid"], number)] = event
             elif event.get("ts") is not None:
-                event["ts"] = _rounded(event["ts"] + delta)
+                time_us = round(event["ts"] + delta, 3)  # whole nanoseconds, the resolution of the clock
+                event["ts"] = int(time_us) if time_us == int(time_us) else time_us
                 self._timed.append(event)
 
     def _row(self, rank: int, thread: tuple[Any, Any], is_backward: bool) -> int:
@@ -197,14 +202,6 @@ class _Merged:
         of = ("thread_of", rank, tid, None)
         self._facts.setdefault(of, metadata_event("thread_of", rank, tid, pid=thread[0], tid=thread[1]))
         return tid
-
-    def _add_fact(self, event: TraceEvent) -> None:
-        name, args = event.get("name"), event.get("args") or {}
-        event.pop("ts", None)
-        number = (args.get("number", -1), args["value"]) if name == _SYNC else None
-        if (name == _SYNC and event["pid"] != self._reference) or name == _SHIFT:
-            return
-        self._facts[(name, event["pid"], event["tid"], number)] = event
 
     def events(self, shifts: Mapping[int, int]) -> Iterable[TraceEvent]:
         """Yield all events: first those that describe ranks and threads, then the others by time."""
@@ -222,7 +219,7 @@ class _Merged:
 
 
 class _Rows:
-    """Numbers for the threads of torch that differ from those of the markers."""
+    """Assigns numbers to the threads of torch that no thread of the markers has."""
 
     def __init__(self, sources: Sequence[_Source]) -> None:
         self._numbers: dict[tuple[int, Any, Any], int] = {}
@@ -279,12 +276,6 @@ class _Ids:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _rounded(time_us: float) -> float:
-    """Round to nanoseconds, the resolution of the clock; whole microseconds stay integers."""
-    rounded = round(time_us, 3)
-    return int(rounded) if rounded == int(rounded) else rounded
 
 
 def metadata_event(name: str, pid: Any, tid: Any, /, **args: Any) -> TraceEvent:
@@ -354,7 +345,7 @@ def _whole_events(text: str) -> list[Any]:
 def write_trace(path: Path, events: Iterable[TraceEvent]) -> None:
     """Write a list of events, one per line. The file is renamed to `path` when it is complete."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # in the same folder, so that it can be renamed
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # a file can be renamed within a folder
     try:
         with unfinished.open("w", encoding="utf-8") as file:
             file.write("[\n")

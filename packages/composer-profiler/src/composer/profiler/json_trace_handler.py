@@ -1,4 +1,4 @@
-"""A trace handler that writes profiles in Chrome's trace format and merges those of all ranks."""
+"""A trace handler that writes profiles in Chrome's trace format and merges the profiles of all ranks."""
 
 from __future__ import annotations
 
@@ -209,11 +209,12 @@ class JSONTraceHandler(TraceHandler):
         if not traces and not any(files for _, _, files in gathered):
             return
         for path in written:
-            upload(state, logger, self._remote_name(), path, self.overwrite)
+            name = None if self.remote_file_name is None else numbered_name(self.remote_file_name, self._number)
+            upload(state, logger, name, path, self.overwrite)
         if dist.get_local_rank() == 0:
             node = dist.get_node_rank()
             self._merge(state, logger, [p for of, own, files in gathered if of == node for p in (*own, *files)])
-        dist.barrier()  # until merged, the files are needed
+        dist.barrier()  # the files are needed until they are merged
         if traces:
             self.saved_traces.append((state.timestamp, traces))
             remove_old(self.saved_traces, self.num_traces_to_keep, self._own)
@@ -229,10 +230,6 @@ class JSONTraceHandler(TraceHandler):
         write_trace(path, [*self._about(state), *events])
         self._own.append(path)
         return [path]
-
-    def _remote_name(self) -> str | None:
-        """Return the remote name of the last file."""
-        return None if self.remote_file_name is None else numbered_name(self.remote_file_name, self._number)
 
     def _merge(self, state: State, logger: Logger, files: list[Path]) -> None:
         merged = self._merged_path(state)
@@ -272,7 +269,7 @@ class _Spans:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._done: list[TraceEvent] = []
-        self._open: dict[int, list[TraceEvent]] = {}  # by thread, the outermost first
+        self._open: dict[int, list[TraceEvent]] = {}  # the keys are threads; the outermost event is first
         self._last_us: dict[int, int] = {}
         self.threads: dict[int, str] = {}  # the names of the threads with events, by number
 

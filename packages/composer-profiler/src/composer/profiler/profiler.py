@@ -47,7 +47,7 @@ class ClockSync:
         """
         if dist.get_world_size() == 1:
             return cls(number, time.time_ns() // 1000, 0)
-        dist.barrier()  # so that all ranks enter the next one at about the same time
+        dist.barrier()  # all ranks enter the next barrier at about the same time
         times = [time.time_ns() // 1000]
         for _ in range(_NUM_BARRIERS):
             dist.barrier()
@@ -254,7 +254,7 @@ class Profiler(Callback):
         self._synchronize()
 
     def epoch_start(self, state: State, logger: Logger) -> None:
-        self.resumption_batch_idx = 0  # it belongs to the resumed epoch
+        self.resumption_batch_idx = 0  # that index belongs to the resumed epoch
 
     def batch_start(self, state: State, logger: Logger) -> None:
         active = self.schedule(state) is not ProfilerAction.SKIP

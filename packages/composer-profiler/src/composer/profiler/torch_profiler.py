@@ -211,13 +211,13 @@ class TorchProfiler(Callback):
 
     def _save(self, profiler: Any, state: State, logger: Logger) -> None:
         if self._batches == 0:
-            return  # it ended before the first batch did
+            return  # the recording ended before the first batch did
         self._batches, self._last = 0, profiler
         path = path_of(state, self.folder, self.filename)
         number = self._written.count(path)  # two calls of `fit` may save at the same batch
         self._written.append(path)
         path = path.with_name(numbered_name(path.name, number))
-        unfinished = path.with_name(f".{os.getpid()}.{path.name}")  # in the same folder, so that it can be renamed
+        unfinished = path.with_name(f".{os.getpid()}.{path.name}")  # a file can be renamed within a folder
         try:
             profiler.export_chrome_trace(os.fspath(unfinished))
             unfinished.replace(path)
@@ -228,7 +228,8 @@ class TorchProfiler(Callback):
         if self.memory_filename is not None:
             page = path_of(state, self.folder, self.memory_filename)
             page = page.with_name(numbered_name(page.name, number))
-            export_memory_timeline_html(profiler, page, _device_name(state))
+            device = f"cuda:{torch.cuda.current_device()}" if state.device.name == "gpu" else "cpu"
+            export_memory_timeline_html(profiler, page, device)
             uploads.append((self.memory_remote_file_name, page))
         self.saved_traces.append((state.timestamp, [file for _, file in uploads]))
         for name, file in uploads:
@@ -239,7 +240,3 @@ class TorchProfiler(Callback):
 
 def _compressed(name: Any, use_gzip: bool) -> Any:
     return f"{name}.gz" if use_gzip and name is not None and not name.endswith(".gz") else name
-
-
-def _device_name(state: State) -> str:
-    return f"cuda:{torch.cuda.current_device()}" if state.device.name == "gpu" else "cpu"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from base64 import b64encode
-from collections.abc import Mapping
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,7 +64,11 @@ def export_memory_timeline_html(
     times, sizes = _timeline(prof, device)
     figure = Figure(figsize=figsize, dpi=80)
     _draw(figure, times, sizes, yxis_step_size)
-    lines = [*([title] if title else []), *_peaks(device, sizes)]
+    most = max(sum(row) for row in sizes) / _GIB
+    lines = [*([title] if title else []), f"Most at a time: {most:.3g} GiB"]
+    if torch.device(device).type == "cuda":
+        allocated, reserved = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
+        lines.append(f"Of the run: {allocated / _GIB:.3g} GiB allocated, {reserved / _GIB:.3g} GiB reserved")
     figure.gca().set_title("\n\n".join(lines))
     image = BytesIO()
     figure.savefig(image, format="png")
@@ -89,21 +92,15 @@ def _timeline(prof: Any, device: str) -> tuple[list[int], list[list[int]]]:
     return times, sizes
 
 
-def _categories() -> Mapping[Any, tuple[int, str]]:
-    """Return the column and the color of each category, in stacking order."""
-    from torch.profiler import _memory_profiler as torch_names
-
-    columns, colors = torch_names._CATEGORY_TO_INDEX, torch_names._CATEGORY_TO_COLORS
-    return {category: (columns[category], color) for category, color in colors.items()}
-
-
 def _draw(figure: Figure, times: list[int], sizes: list[list[int]], step: float) -> None:
     import numpy as np
+    from torch.profiler import _memory_profiler as torch_names  # torch has no public names of the categories
 
     axes = figure.gca()
     milliseconds = (np.array(times) - min(times)) / 1e3
     stacked = np.cumsum(np.array(sizes), axis=1) / _GIB
-    for category, (column, color) in _categories().items():
+    for category, color in torch_names._CATEGORY_TO_COLORS.items():
+        column = torch_names._CATEGORY_TO_INDEX[category]
         name = "Unknown" if category is None else category.name.capitalize().replace("_", " ")
         axes.fill_between(
             milliseconds, stacked[:, column], stacked[:, column + 1], color=color, alpha=0.7, step="post", label=name
@@ -115,12 +112,3 @@ def _draw(figure: Figure, times: list[int], sizes: list[list[int]], step: float)
     if top >= step:  # otherwise matplotlib's default ticks are better
         count = int(top / step) + 1
         axes.set_yticks(np.arange(0, count + 1, max(1, count // 50)) * step)
-
-
-def _peaks(device: str, sizes: list[list[int]]) -> list[str]:
-    most = max(sum(row) for row in sizes) / _GIB
-    lines = [f"Most at a time: {most:.3g} GiB"]
-    if torch.device(device).type == "cuda":
-        allocated, reserved = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
-        lines.append(f"Of the run: {allocated / _GIB:.3g} GiB allocated, {reserved / _GIB:.3g} GiB reserved")
-    return lines

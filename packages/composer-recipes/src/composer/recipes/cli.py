@@ -189,7 +189,14 @@ def make_parser(task: Task) -> ArgumentParser:
         skipped = _NOT_OPTIONS | set(task.fitted(task.data).get(name, {}))
         parser.add_class_arguments(algorithm, name, skip=skipped, instantiate=False)
         parser.set_defaults({f"{name}.{key}": value for key, value in task.tuned.get(name, {}).items()})
-        _set_help(parser, name, algorithm)
+        # Only from `Args:` of the docstring; `Attributes:` may describe the same names.
+        described = {
+            p.arg_name: p.description for p in parse_docstring(algorithm.__doc__ or "").params if p.args[0] == "param"
+        }
+        for action in parser._actions:
+            group, _, key = action.dest.partition(".")
+            if group == name and key in described:
+                action.help = described[key]
     return parser
 
 
@@ -240,17 +247,6 @@ def _section(group: type[T], options: Namespace) -> T:
     assert is_dataclass(group)
     values: dict[str, Any] = {field.name: options[field.name] for field in fields(group)}
     return cast(T, group(**values))
-
-
-def _set_help(parser: ArgumentParser, name: str, algorithm: type) -> None:
-    """Set the help of options from `Args:` of the docstring only; `Attributes:` may describe the same names."""
-    described = {
-        p.arg_name: p.description for p in parse_docstring(algorithm.__doc__ or "").params if p.args[0] == "param"
-    }
-    for action in parser._actions:
-        group, _, key = action.dest.partition(".")
-        if group == name and key in described:
-            action.help = described[key]
 
 
 def _listed(value: Any) -> Any:

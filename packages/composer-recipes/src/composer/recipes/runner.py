@@ -76,7 +76,7 @@ def trainer_of_run(
         trainer = Trainer(
             model=model,
             train_dataloader=train,
-            max_duration=f"{num_batches}ba",  # in batches: with epochs, each would get its own progress bar
+            max_duration=f"{num_batches}ba",  # with a number of epochs, each would get its own progress bar
             optimizers=training.optimizer(model),
             schedulers=training.schedule(),
             progress_bar=False,
@@ -294,7 +294,7 @@ class _Session:
         return {
             "save_folder": f"{settings.save_folder.rstrip('/')}/{recipe.name}-seed{seed}-{digest}",
             "save_interval": settings.eval_interval,
-            "save_num_checkpoints_to_keep": 2,  # if the newest one is damaged
+            "save_num_checkpoints_to_keep": 2,  # the newest one may be damaged
             "autoresume": True,
         }
 

@@ -17,7 +17,7 @@ from composer.report._model import Run, Series
 SLOTS = 8  # colors
 _BUDGET = 120_000  # points on a page
 _MOST_POINTS, _FEWEST_POINTS = 700, 80
-_MOST_KEYS = 8  # in the legend of a chart; with more lines, only the first few are in it
+_MOST_KEYS = 8  # lines that a legend names; of more lines, it names only the first few
 _FEW_KEYS = 3
 _SMOOTH_FROM = 60  # number of values from which a noisy curve gets a smooth line
 _SMOOTH_PART = 0.02  # half the window of the moving mean, as a fraction of the curve
@@ -270,12 +270,9 @@ def mean_line(group: Group, name: str, slot: int) -> list[Line]:
         mean, spread = values.mean(0), values.std(0, ddof=1)
     seconds = np.stack([series.seconds for _, series in members]).mean(0)
     mean_series = Series(name, steps, seconds, members[0][1].epochs, mean)
-    return [*faint, Line(group.name, mean_series, members[0][0], slot, spread=_if_short(mean, spread))]
-
-
-def _if_short(mean: np.ndarray, spread: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return the band of one standard deviation, or None for a long curve, which will be reduced."""
-    return None if len(mean) > 2 * _FEWEST_POINTS else (mean - spread, mean + spread)
+    # A long curve is reduced when it is drawn, and then shows the extremes around each point instead of this band.
+    band = None if len(mean) > 2 * _FEWEST_POINTS else (mean - spread, mean + spread)
+    return [*faint, Line(group.name, mean_series, members[0][0], slot, spread=band)]
 
 
 def packed(values: np.ndarray) -> dict[str, str]:

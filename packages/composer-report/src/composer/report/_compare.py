@@ -47,7 +47,7 @@ def results_comparison(groups: Sequence[Group], families: Sequence[Family]) -> H
         outcomes = [results(group, name) for group in groups]
         means = [math.nan if each is None else each.mean for each in outcomes]
         texts = [show_group(each) for each in outcomes]
-        if "/train/" in name:  # not comparable: algorithms change the training targets
+        if "/train/" in name:  # algorithms change the training targets, so these are not comparable
             rows.append([el("code", broken(name)), *_unmarked(means, texts)])
         else:
             rows.append([el("code", broken(name)), *_marked(means, texts, less_is_better(name))])
@@ -149,7 +149,7 @@ def _difference(groups: Sequence[Group], of: Callable[[Run], dict[str, Any]], wh
         return None
     same = {key: cells for key, cells in values.items() if all(cell == cells[0] and len(cell) == 1 for cell in cells)}
     differing = [(key, cells) for key, cells in values.items() if key not in same]
-    differing.sort(key=lambda item: all(cell == item[1][0] for cell in item[1]))  # those within groups come last
+    differing.sort(key=lambda item: all(cell == item[1][0] for cell in item[1]))  # differences within groups come last
     rows = [[el("code", broken(key)), *map(_distinct, cells)] for key, cells in differing]
     common = [[el("code", broken(key)), show(cells[0][0])] for key, cells in same.items()]
     return text(

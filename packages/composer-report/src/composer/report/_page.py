@@ -55,8 +55,8 @@ _NAV = {
     "hyperparameters": "Hyperparameters",
     "environment": "Environment",
 }
-_MOST_CHARTS = 60  # in a section: a browser stalls over thousands
-_MOST_LINES = 500  # in a chart
+_MOST_CHARTS = 60  # drawn in a section: a browser stalls over thousands
+_MOST_LINES = 500  # drawn in a chart
 
 
 def write_report(
@@ -102,7 +102,10 @@ def render(runs: Sequence[Run]) -> str:
     """Return the page about one run or several."""
     runs = [_with_rate(_without_repetition(run)) for run in runs]
     groups = group_runs(runs)
-    all_families = [*families({name for run in runs for name in run.metrics} - {_RATE}), *_rate_family(runs)]
+    names = {name for run in runs for name in run.metrics}
+    all_families = families(names - {_RATE})
+    if _RATE in names:
+        all_families.append(Family("speed", "Batches per second", _RATE, {_RATE: "all devices"}))
     lines = sum(len(run.metrics) for run in runs)
     charts = Charts(lines, max(run.seconds for run in runs))
     single_run = runs[0] if len(runs) == 1 else None
@@ -167,7 +170,7 @@ def _single(run: Run, all_families: Sequence[Family], charts: Charts) -> list[Ht
         figures = [single.family_figure(family, run, charts) for family in shown]
         times = _times(run) if key == "speed" else None
         curves.append(single.section(name, title, _figures(figures, key), single.left_out(left), times))
-    packages = run.environment.get("packages", {})
+    packages = [[el("code", name), version] for name, version in run.environment.get("packages", {}).items()]
     environment = [[key, value] for key, value in single.environment_rows(run).items()]
     return [
         single.section("results", "Results", single.results_table(run, learning)),
@@ -182,7 +185,13 @@ def _single(run: Run, all_families: Sequence[Family], charts: Charts) -> list[Ht
             "environment",
             "Environment",
             single.table(["", ""], environment, class_="plain") if environment else None,
-            _packages(packages) if packages else None,
+            el(
+                "details",
+                el("summary", f"{count(len(packages), 'package')} of composer"),
+                single.table(["", ""], packages),
+            )
+            if packages
+            else None,
         ),
     ]
 
@@ -198,7 +207,7 @@ def _times(run: Run) -> Html | None:
 
 
 def _drawn(all_families: Sequence[Family], section: str, *, in_one_chart: bool) -> tuple[list[Family], list[str]]:
-    """Return the metrics of a section to draw, and the names of those beyond the limit.
+    """Return the families of a section to draw, and the names of the metrics beyond the limit.
 
     Args:
         all_families: The metrics of all sections.
@@ -220,11 +229,6 @@ def _drawn(all_families: Sequence[Family], section: str, *, in_one_chart: bool) 
             drawn.append(replace(family, members={name: family.members[name] for name in names[:room]}))
             num_charts += 1 if in_one_chart else len(names[:room])
     return drawn, left
-
-
-def _packages(packages: dict[str, str]) -> Html:
-    rows = [[el("code", name), version] for name, version in packages.items()]
-    return el("details", el("summary", f"{count(len(rows), 'package')} of composer"), single.table(["", ""], rows))
 
 
 def _comparison(groups: Sequence[Group], all_families: Sequence[Family], charts: Charts) -> list[Html | None]:
@@ -250,8 +254,17 @@ def _with_rate(run: Run) -> Run:
     monitored = any(name.startswith("throughput/") for name in run.metrics)
     if monitored or clock is None or len(clock.steps) < 4:
         return run
-    rate = _rate(run, clock)
-    return run if rate is None else replace(run, metrics={**run.metrics, _RATE: rate})
+    seconds = clock.seconds.copy()
+    for evaluation in run.evaluations:  # an evaluation is not training time
+        seconds[clock.seconds >= evaluation.seconds - 1e-3] -= evaluation.duration
+    index = np.unique(np.linspace(0, len(seconds) - 1, min(_RATE_POINTS, len(seconds) // 2) + 1).astype(int))
+    steps, times = np.diff(clock.steps[index]), np.diff(seconds[index])
+    good = (times > 0) & (steps > 0)
+    if not good.any():
+        return run
+    ends = index[1:][good]
+    rate = Series(_RATE, clock.steps[ends], clock.seconds[ends], clock.epochs[ends], steps[good] / times[good])
+    return replace(run, metrics={**run.metrics, _RATE: rate})
 
 
 def _without_repetition(run: Run) -> Run:
@@ -264,27 +277,6 @@ def _without_repetition(run: Run) -> Run:
     return replace(run, metrics={name: series for name, series in run.metrics.items() if name not in repeated})
 
 
-def _rate(run: Run, clock: Series) -> Series | None:
-    seconds = clock.seconds.copy()
-    for evaluation in run.evaluations:  # not training time
-        seconds[clock.seconds >= evaluation.seconds - 1e-3] -= evaluation.duration
-    index = np.unique(np.linspace(0, len(seconds) - 1, min(_RATE_POINTS, len(seconds) // 2) + 1).astype(int))
-    steps, times = np.diff(clock.steps[index]), np.diff(seconds[index])
-    good = (times > 0) & (steps > 0)
-    if not good.any():
-        return None
-    ends = index[1:][good]
-    values = steps[good] / times[good]
-    return Series(_RATE, clock.steps[ends], clock.seconds[ends], clock.epochs[ends], values)
-
-
-def _rate_family(runs: Sequence[Run]) -> list[Family]:
-    """Return the chart of batches per second, if a run has them."""
-    if not any(_RATE in run.metrics for run in runs):
-        return []
-    return [Family("speed", "Batches per second", _RATE, {_RATE: "all devices"})]
-
-
 def document(title: str, body: Sequence[Html], charts: Charts) -> str:
     """Return the page. Its policy allows its own scripts only, and no requests."""
     assets = files("composer.report") / "assets"
@@ -295,7 +287,8 @@ def document(title: str, body: Sequence[Html], charts: Charts) -> str:
         noscript = el("noscript", el("p", "The charts need JavaScript; the tables do not.", class_="note"))
         units = {"batch": "batch", "epoch": "epoch", "time": charts.time_unit[0]}
         data = json_script({"charts": charts.drawn, "units": units}, "data")
-    hashes = " ".join(f"'sha256-{_digest(script)}'" for script in scripts) or "'none'"
+    digests = [base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii") for script in scripts]
+    hashes = " ".join(f"'sha256-{digest}'" for digest in digests) or "'none'"
     return Template(template).substitute(
         title=text(title),
         hashes=hashes,
@@ -304,7 +297,3 @@ def document(title: str, body: Sequence[Html], charts: Charts) -> str:
         body=text(list(body)),
         scripts=data + "".join(f"<script>{script}</script>" for script in scripts),
     )
-
-
-def _digest(script: str) -> str:
-    return base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")

@@ -192,7 +192,15 @@ class Attempt:
         """Return the part before a batch, including the evaluations after that batch."""
         mask = np.asarray(self.steps) < batch
         records = [r for r in self.records if r.get("batch", r.get("step", 0)) <= batch and r["type"] != "actions"]
-        records += [_actions_before(r, batch) for r in self.records if r["type"] == "actions"]
+        for record in self.records:
+            if record["type"] != "actions":
+                continue
+            values = []
+            for act in record["values"]:
+                spans = [[first, min(last, batch), count] for first, last, count in act["spans"] if first < batch]
+                if spans:
+                    values.append({**act, "spans": spans, "count": sum(span[2] for span in spans)})
+            records.append({**record, "values": values})
         return self._cut(mask, records, float(np.asarray(self.times)[mask].max(initial=0.0)))
 
     def _cut(self, mask: np.ndarray, records: list[dict[str, Any]], seconds: float) -> Attempt:
@@ -209,14 +217,6 @@ def _number(value: Any) -> float:
         return float(value)
     except OverflowError:  # an integer beyond the range of floats
         return math.inf if value > 0 else -math.inf
-
-
-def _actions_before(record: dict[str, Any], batch: int) -> dict[str, Any]:
-    values = []
-    for act in record["values"]:
-        spans = [[first, min(last, batch), count] for first, last, count in act["spans"] if first < batch]
-        values.append({**act, "spans": spans, "count": sum(span[2] for span in spans)})
-    return {**record, "values": [act for act in values if act["spans"]]}
 
 
 def read_attempts(path: Path, notes: list[str]) -> list[Attempt]:
@@ -242,7 +242,11 @@ def read_attempts(path: Path, notes: list[str]) -> list[Attempt]:
                 damaged += 1
                 continue
             if starts:
-                _check_schema(record, path)
+                if record.get("schema") != SCHEMA:
+                    raise ValueError(
+                        f"{str(path)!r} must be a record of schema {SCHEMA}, got {record.get('schema')!r}. It was "
+                        "written by another release of `composer-loggers`. Run `pip install --upgrade composer-report`."
+                    )
                 attempts.append(Attempt(record))
             elif not attempts:
                 unknown += 1
@@ -252,14 +256,6 @@ def read_attempts(path: Path, notes: list[str]) -> list[Attempt]:
     if unknown:
         notes.append(f"{unknown} lines before the start of the record were left out.")
     return attempts
-
-
-def _check_schema(record: dict[str, Any], path: Path) -> None:
-    if record.get("schema") != SCHEMA:
-        raise ValueError(
-            f"{str(path)!r} must be a record of schema {SCHEMA}, got {record.get('schema')!r}. It was written by "
-            f"another release of `composer-loggers`. Run `pip install --upgrade composer-report`."
-        )
 
 
 def current_attempts(attempts: list[Attempt], notes: list[str]) -> Iterable[Attempt]:
@@ -364,7 +360,12 @@ class _Reader:
         """Return the run."""
         start, final = self.chain[-1].start, self.chain[-1]
         hyperparameters = self._merged("hyperparameters")
-        status, error = self._ending()
+        status: str = "unfinished"
+        error: str | None = None
+        for end in final.records:
+            if end["type"] == "end":
+                status, raised = end["status"], end["error"]
+                error = None if raised is None else f"{raised['type']}: {raised['message']}".removesuffix(": ")
         dropped = sum(record.get("dropped", 0) for record in self.all("end"))
         if dropped:
             self.notes.append(f"{dropped:,} records were dropped because the disk was too slow.")
@@ -409,13 +410,6 @@ class _Reader:
     def _merged(self, kind: str) -> dict[str, Any]:
         """Return the values of all records of a type; later ones override earlier ones."""
         return {key: value for record in self.all(kind) for key, value in record["values"].items()}
-
-    def _ending(self) -> tuple[str, str | None]:
-        end = [record for record in self.chain[-1].records if record["type"] == "end"]
-        if not end:
-            return "unfinished", None
-        error = end[-1]["error"]
-        return end[-1]["status"], None if error is None else f"{error['type']}: {error['message']}".removesuffix(": ")
 
     def _metrics(self) -> dict[str, Series]:
         parts: dict[str, list[tuple[np.ndarray, ...]]] = {}

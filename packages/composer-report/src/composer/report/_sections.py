@@ -23,7 +23,7 @@ STATUS = {
 }
 _ROW = 19  # pixels
 _MOST_ROWS = 60
-_MOST_CELLS = 1 << 21  # of all heat maps of a page
+_MOST_CELLS = 1 << 21  # the cells that all heat maps of a page may have
 _ORDER = (
     "init before_load after_load fit_start iteration_start epoch_start before_dataloader after_dataloader batch_start "
     "before_train_batch before_forward after_forward before_loss after_loss before_backward after_backward "
@@ -31,7 +31,7 @@ _ORDER = (
 ).split()
 
 _Row = tuple[str, int | None, list[tuple[int, int, str]]]  # label, slot (None: a heading), spans with their text
-_MOST_RESULTS = 20  # of an evaluation, beside a checkpoint
+_MOST_RESULTS = 20  # shown beside a checkpoint
 _WORD_OF_STATE = {"there": "", "missing": "missing on disk", "removed": "removed by the run", "remote": "uploaded"}
 
 
@@ -191,18 +191,29 @@ def _draw_timeline(run: Run, charts: Charts) -> Html | None:
         charts: The chart is added here.
     """
     rows = [*_run_rows(run)]
+    order = {event: index for index, event in enumerate(_ORDER)}
     for slot, algorithm in enumerate(run.algorithms):
-        rows += _algorithm_rows(algorithm, slot)
+        if algorithm.acts:
+            rows.append((algorithm.name, None, []))
+        for act in sorted(algorithm.acts, key=lambda act: order.get(act.event, len(order))):
+            rows.append((act.event, slot, [(a, b, _times(n)) for a, b, n in act.spans]))
     if not rows:
         return None
     if len(rows) > _MOST_ROWS:
         rows = [*_run_rows(run), *(_joined(algorithm, slot) for slot, algorithm in enumerate(run.algorithms))]
+    bars = []
+    for row, (_, bar_slot, spans) in enumerate(rows):
+        if bar_slot is None:
+            continue
+        xs = _span_xs(run, *(np.array([span[end] for span in spans], dtype=np.float64) for end in (0, 1)))
+        texts = [f"batch {a:,.0f}{'' if a == b else f' to {b:,.0f}'}: {label}" for a, b, label in spans]
+        bars.append({"row": row, "slot": bar_slot % SLOTS, "xs": xs, "text": [_safe(each) for each in texts]})
     end = float(max(run.batches, 1))
     data: dict[str, Any] = {
         "kind": "timeline",
         "height": len(rows) * _ROW + 62,
         "labels": [f"<b>{_safe(label)}</b>" if slot is None else _safe(label) for label, slot, _ in rows],
-        "bars": [_bars(run, i, slot, spans) for i, (_, slot, spans) in enumerate(rows) if slot is not None],
+        "bars": bars,
         "end": _span_xs(run, np.array([end]), np.array([0.0])),
     }
     if run.epoch_starts:
@@ -225,14 +236,6 @@ def _run_rows(run: Run) -> Iterable[_Row]:
     return rows
 
 
-def _algorithm_rows(algorithm: AlgorithmActions, slot: int) -> list[_Row]:
-    rows: list[_Row] = [(algorithm.name, None, [])]
-    acts = sorted(algorithm.acts, key=lambda act: _ORDER.index(act.event) if act.event in _ORDER else len(_ORDER))
-    for act in acts:
-        rows.append((act.event, slot, [(a, b, _times(n)) for a, b, n in act.spans]))
-    return rows if acts else []
-
-
 def _joined(algorithm: AlgorithmActions, slot: int) -> _Row:
     spans = [(a, b, f"{act.event}, {_times(n)}") for act in algorithm.acts for a, b, n in act.spans]
     return algorithm.name, slot, spans
@@ -240,13 +243,6 @@ def _joined(algorithm: AlgorithmActions, slot: int) -> _Row:
 
 def _times(number: int) -> str:
     return count(number, "time")
-
-
-def _bars(run: Run, row: int, slot: int, spans: list[tuple[int, int, str]]) -> dict[str, Any]:
-    first = np.array([span[0] for span in spans], dtype=np.float64)
-    last = np.array([span[1] for span in spans], dtype=np.float64)
-    texts = [f"batch {a:,.0f}{'' if a == b else f' to {b:,.0f}'}: {text}" for (a, b, text) in spans]
-    return {"row": row, "slot": slot % SLOTS, "xs": _span_xs(run, first, last), "text": [_safe(t) for t in texts]}
 
 
 def _span_xs(run: Run, first: np.ndarray, last: np.ndarray) -> dict[str, Any]:
@@ -324,7 +320,12 @@ def environment_rows(run: Run) -> dict[str, str]:
 def checkpoints_section(run: Run) -> Html | None:
     """Return the checkpoints, with evaluation results at the same batch."""
     rows = []
-    evaluated = _evaluated_at(run, {checkpoint.batch for checkpoint in run.checkpoints})
+    # The keys of each dict are pairs of name and value, without duplicates and in the order of the metrics.
+    evaluated: dict[int, dict[tuple[str, float], None]] = {checkpoint.batch: {} for checkpoint in run.checkpoints}
+    for name, series in run.metrics.items():
+        if name.startswith("metrics/") and not name.startswith("metrics/train/"):
+            for index in np.flatnonzero(np.isin(series.steps, list(evaluated))):
+                evaluated[int(series.steps[index])][name, float(series.values[index])] = None
     for checkpoint in run.checkpoints:
         results = list(evaluated[checkpoint.batch])
         parts = [f"{name.removeprefix('metrics/')} {number(value)}" for name, value in results[:_MOST_RESULTS]]
@@ -340,16 +341,6 @@ def checkpoints_section(run: Run) -> Html | None:
         return None
     content = table(["checkpoint", "evaluation", "epoch", "batch", "size"], rows, numeric=3)
     return section("checkpoints", "Checkpoints", content)
-
-
-def _evaluated_at(run: Run, batches: set[int]) -> dict[int, dict[tuple[str, float], None]]:
-    """Return the evaluation results at some batches, as pairs of name and value without duplicates."""
-    results: dict[int, dict[tuple[str, float], None]] = {batch: {} for batch in batches}
-    for name, series in run.metrics.items():
-        if name.startswith("metrics/") and not name.startswith("metrics/train/"):
-            for index in np.flatnonzero(np.isin(series.steps, list(batches))):
-                results[int(series.steps[index])][name, float(series.values[index])] = None
-    return results
 
 
 def tables_section(run: Run) -> Html | None:

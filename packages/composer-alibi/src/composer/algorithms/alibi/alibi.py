@@ -60,13 +60,25 @@ def apply_alibi(
     Differs: bidirectional models, such as BERT, are biased by the distance in both directions.
     """
     check_integers("It is a number of tokens.", max_sequence_length=max_sequence_length, least=1)
-    surgery = _import_surgery()
+    try:
+        surgery: Any = import_module("composer.algorithms.alibi.attention_surgery_functions")
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "transformers":
+            raise
+        raise MissingConditionalImportError(extra_deps_group="nlp", conda_package="transformers") from error
     surgery.check_attention(model, surgery.policy_registry)
     policies = {
         kind: _replacement_function(policy, max_sequence_length) for kind, policy in surgery.policy_registry.items()
     }
     changed = len(module_surgery.replace_module_classes(model, policies, optimizers=optimizers))
-    changed += _change_root(model, policies)
+    for kind, policy in policies.items():  # module surgery skips the model itself
+        replacement = policy(model, 0) if isinstance(model, kind) else None
+        if replacement not in (None, model):
+            raise ValueError(
+                f"The policy for `{kind.__name__}` replaces `model` itself, which is not possible in place. Pass a "
+                f"module that contains it, or let the policy change it in place."
+            )
+        changed += replacement is model
     surgery.share_biases(model)
     _log.log(logging.INFO if changed else logging.WARNING, "ALiBi changed %d modules.", changed)
     if not changed:
@@ -77,37 +89,12 @@ def apply_alibi(
         )
 
 
-def _import_surgery() -> Any:
-    """Import the policies, which need `transformers`, when they are first used."""
-    try:
-        return import_module("composer.algorithms.alibi.attention_surgery_functions")
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "transformers":
-            raise
-        raise MissingConditionalImportError(extra_deps_group="nlp", conda_package="transformers") from error
-
-
 def _replacement_function(policy: Any, max_sequence_length: int) -> module_surgery.ReplacementFunction:
     def replace(module: nn.Module, index: int) -> nn.Module | None:
         replacement: nn.Module | None = policy(module, index, max_sequence_length)
         return replacement
 
     return replace
-
-
-def _change_root(model: nn.Module, policies: Mapping[type[nn.Module], module_surgery.ReplacementFunction]) -> int:
-    """Apply the policies to the model itself, which module surgery skips."""
-    changed = 0
-    for kind, policy in policies.items():
-        if isinstance(model, kind):
-            replacement = policy(model, 0)
-            if replacement not in (None, model):
-                raise ValueError(
-                    f"The policy for `{kind.__name__}` replaces `model` itself, which is not possible in place. Pass a "
-                    f"module that contains it, or let the policy change it in place."
-                )
-            changed += replacement is model
-    return changed
 
 
 class Alibi(Algorithm):
@@ -180,7 +167,8 @@ def _cut(batch: Mapping[Any, Any], scaling: float) -> Mapping[Any, Any]:
 
     A value of shape (N, S, ...) becomes (N * S / s, s, ...), with the length S of the sequences and s = scaling * S.
     """
-    sequences = _sequences(batch)
+    values = [batch.get("input_ids"), *batch.values()]
+    sequences = next((value for value in values if isinstance(value, torch.Tensor) and value.dim() > 1), None)
     if sequences is None:
         return batch
     count, length = sequences.shape[:2]
@@ -192,24 +180,15 @@ def _cut(batch: Mapping[Any, Any], scaling: float) -> Mapping[Any, Any]:
         )
     result = copy.copy(batch) if isinstance(batch, MutableMapping) else dict(batch)  # preserves a `BatchEncoding`
     for key, value in batch.items():
-        result[key] = _cut_value(key, value, count, length, short)
+        if not isinstance(value, torch.Tensor) or value.dim() == 0 or value.shape[0] != count:
+            result[key] = value
+        elif value.dim() > 1 and value.shape[1] == length:
+            result[key] = value.reshape(-1, short, *value.shape[2:])
+        elif length % short == 0:
+            result[key] = value.repeat_interleave(length // short, dim=0)
+        else:
+            raise ValueError(
+                f"`train_sequence_length_scaling` must be one over a whole number if a value without a sequence "
+                f"dimension, here {key!r}, is repeated for each piece, got pieces of {short} out of {length} tokens."
+            )
     return result
-
-
-def _sequences(batch: Mapping[Any, Any]) -> torch.Tensor | None:
-    """Return a value with sequences: the token ids, or else the first tensor with two dimensions."""
-    values = [batch.get("input_ids"), *batch.values()]
-    return next((value for value in values if isinstance(value, torch.Tensor) and value.dim() > 1), None)
-
-
-def _cut_value(key: Any, value: Any, count: int, length: int, short: int) -> Any:
-    if not isinstance(value, torch.Tensor) or value.dim() == 0 or value.shape[0] != count:
-        return value
-    if value.dim() > 1 and value.shape[1] == length:
-        return value.reshape(-1, short, *value.shape[2:])
-    if length % short:
-        raise ValueError(
-            f"`train_sequence_length_scaling` must be one over a whole number if a value without a sequence dimension, "
-            f"here {key!r}, is repeated for each piece, got pieces of {short} out of {length} tokens."
-        )
-    return value.repeat_interleave(length // short, dim=0)

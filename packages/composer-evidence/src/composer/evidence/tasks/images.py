@@ -69,7 +69,7 @@ def _variants(network: Any, lr: float, sgd_lr: float) -> dict[str, Variant]:
 _COMMON: dict[str, Any] = {
     "metric": ACCURACY,
     "kind": "images",
-    "base": {"Muon": "adamw"},  # its learning rate transfers from AdamW
+    "base": {"Muon": "adamw"},  # the learning rate of AdamW transfers to Muon
     "grids": {"BatchSizeWarmup": {"duration": Grid(("960sp", "7680sp"))}},
     "not_judged": {"ChannelsLast": "it is part of plain"},
 }

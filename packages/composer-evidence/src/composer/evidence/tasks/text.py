@@ -124,6 +124,6 @@ def shakespeare() -> Task:
             "SeqLengthWarmup": {"max_seq_length": length, "min_seq_length": 32},
             "BatchSizeWarmup": {"initial_batch_size": 4},
         },
-        grids={"BatchSizeWarmup": {"duration": Grid(("480sp", "960sp"))}},  # of 2,400 samples
+        grids={"BatchSizeWarmup": {"duration": Grid(("480sp", "960sp"))}},  # a run has 2,400 samples
         judges_regularizers=False,
     )

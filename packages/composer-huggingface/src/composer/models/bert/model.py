@@ -110,12 +110,10 @@ def create_bert_classification(
     model, tokenizer = build(
         plan, use_pretrained, pretrained_model_name, config, tokenizer_name, gradient_checkpointing
     )
-    return HuggingFaceModel(model, tokenizer, use_logits=True, metrics=_metrics(num_labels))
-
-
-def _metrics(num_labels: int) -> list[Any]:
     if num_labels == 1:
-        return [MeanSquaredError()]
-    # Validation would read the labels from the device in every step.
-    accuracy = MulticlassAccuracy(num_classes=num_labels, average="micro", validate_args=False)
-    return [accuracy, BinaryF1Score()] if num_labels == 2 else [accuracy]
+        metrics: list[Any] = [MeanSquaredError()]
+    else:
+        # Validation would read the labels from the device in every step.
+        metrics = [MulticlassAccuracy(num_classes=num_labels, average="micro", validate_args=False)]
+        metrics += [BinaryF1Score()] if num_labels == 2 else []
+    return HuggingFaceModel(model, tokenizer, use_logits=True, metrics=metrics)

@@ -80,8 +80,14 @@ def load_weights(model: Any, content: Mapping[str, Any], strict: bool, adapter_o
         RuntimeError: `strict`, and they do not match.
         ModuleNotFoundError: An algorithm changed the saved model, and its package is not installed.
     """
-    weights = weights_of(content)
-    _change_layers(model, content["state"])
+    weights, saved = weights_of(content), content["state"]
+    metadata = saved.get("metadata")
+    # Some algorithms act only in a lower precision, so they must see that of the saved run.
+    precision = metadata.get("precision") if isinstance(metadata, Mapping) else None
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Automatically adding required_on_load", category=UserWarning)
+        state = State(model=model, precision=precision or Precision.FP32)
+        add_required_algorithms(state, dict(saved), None, None, None)
     kinds = {value.dtype for value in weights.values() if isinstance(value, torch.Tensor) and value.is_floating_point()}
     if len(kinds) == 1:  # the dtype in the configuration may be lower
         model.to(kinds.pop())
@@ -98,17 +104,6 @@ def load_weights(model: Any, content: Mapping[str, Any], strict: bool, adapter_o
         )
     if missing or unexpected:
         log.warning("Not in the checkpoint, newly initialized: %s. In the checkpoint, unused: %s.", missing, unexpected)
-
-
-def _change_layers(model: Any, saved: Mapping[str, Any]) -> None:
-    """Apply the algorithms of the saved run that change layers."""
-    metadata = saved.get("metadata")
-    precision = metadata.get("precision") if isinstance(metadata, Mapping) else None  # some only act in a lower one
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Automatically adding required_on_load", category=UserWarning)
-        add_required_algorithms(
-            State(model=model, precision=precision or Precision.FP32), dict(saved), None, None, None
-        )
 
 
 def write_huggingface_pretrained_from_composer_checkpoint(
@@ -143,13 +138,6 @@ def write_huggingface_pretrained_from_composer_checkpoint(
         UserWarning: The run had changed the layers of the model, which `transformers` does not know.
     """
     content = read(checkpoint_path, local_checkpoint_save_location)
-    _warn_of_changes(content)
-    if dist.get_global_rank() == 0:
-        _write(content, Path(output_folder).expanduser(), safe_serialization, trust_remote_code)
-    dist.barrier()
-
-
-def _warn_of_changes(content: Mapping[str, Any]) -> None:
     entries = content["state"].get("algorithms")
     names = [entry[0] for entry in entries] if isinstance(entries, list) else []
     changed = [name for name in names if name in required_on_load()]
@@ -158,8 +146,11 @@ def _warn_of_changes(content: Mapping[str, Any]) -> None:
             f"The run changed the layers of the model ({', '.join(changed)}), and `transformers` builds it without "
             f"that. Load it with `HuggingFaceModel.from_composer_checkpoint`, or apply the same to what "
             f"`from_pretrained` returns and load the weights again.",
-            stacklevel=3,
+            stacklevel=2,
         )
+    if dist.get_global_rank() == 0:
+        _write(content, Path(output_folder).expanduser(), safe_serialization, trust_remote_code)
+    dist.barrier()
 
 
 def _write(content: Mapping[str, Any], folder: Path, as_safetensors: bool, trust_remote_code: bool) -> None:
@@ -189,13 +180,10 @@ def _without_tied(weights: dict[str, Any], hf_state: Mapping[str, Any], config: 
     unique: dict[str, Any] = {}
     for name, value in weights.items():
         is_tied = any(re.search(pattern, name) for pattern in patterns)
-        if not (is_tied and any(_same(value, other) for other in unique.values())):
+        alike = (other for other in unique.values() if other.shape == value.shape and other.dtype == value.dtype)
+        if not (is_tied and any(torch.equal(value, other) for other in alike)):
             unique[name] = value
     return unique
-
-
-def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return one.shape == other.shape and one.dtype == other.dtype and torch.equal(one, other)
 
 
 def _save(weights: dict[str, Any], path: Path, as_safetensors: bool) -> None:

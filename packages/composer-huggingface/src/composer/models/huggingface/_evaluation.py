@@ -39,25 +39,20 @@ def named(metrics: Any) -> dict[str, Any]:
 
 def resolve_shift_labels(model: Any, shift_labels: bool | None) -> bool:
     """Return `shift_labels`, or if it is None, whether the model is a causal language model."""
-    is_causal = _is_causal(model)
+    from transformers.models.auto import modeling_auto
+
+    listed = set(modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
+    mapping = transformers.AutoModelForCausalLM._model_mapping
+    registered = tuple(getattr(mapping, "_extra_content", {}).values())  # classes that the user has registered
+    is_causal = isinstance(model, registered) or any(
+        kind.__name__ in listed and kind.__module__.startswith("transformers.") for kind in type(model).__mro__
+    )
     if shift_labels is False and is_causal:
         log.warning(
             "`shift_labels=False` for a causal language model: its metrics compare each token with itself, unless the "
             "labels in the batches are shifted, which its loss does not expect."
         )
     return is_causal if shift_labels is None else shift_labels
-
-
-def _is_causal(model: Any) -> bool:
-    from transformers.models.auto import modeling_auto
-
-    listed = set(modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
-    mapping = transformers.AutoModelForCausalLM._model_mapping
-    registered = tuple(getattr(mapping, "_extra_content", {}).values())  # of the user
-    kinds = type(model).__mro__
-    return any(kind.__name__ in listed and kind.__module__.startswith("transformers.") for kind in kinds) or (
-        bool(registered) and isinstance(model, registered)
-    )
 
 
 def labels_of(batch: Any, required: bool) -> Any:
@@ -68,15 +63,11 @@ def labels_of(batch: Any, required: bool) -> Any:
     """
     labels = batch.get("labels") if isinstance(batch, Mapping) else None
     if labels is None and required:
+        found = sorted(map(str, batch)) if isinstance(batch, Mapping) else type(batch).__name__
         raise ValueError(
-            f"A batch must have 'labels' for metrics to compare with, got {_describe(batch)}. Add them, or use no "
-            f"metrics."
+            f"A batch must have 'labels' for metrics to compare with, got {found}. Add them, or use no metrics."
         )
     return labels
-
-
-def _describe(batch: Any) -> Any:
-    return sorted(map(str, batch)) if isinstance(batch, Mapping) else type(batch).__name__
 
 
 def next_tokens(labels: torch.Tensor) -> torch.Tensor:

@@ -38,7 +38,14 @@ def build(
         ValueError: `overrides` has an entry that the configuration does not have.
     """
     changes = dict(overrides or {})
-    _check_names(plan, changes)
+    known = plan.config_class()
+    # `transformers` would store unknown entries and ignore them.
+    unknown = [name for name in changes if not hasattr(known, name) and name not in ("attn_implementation", "dtype")]
+    if unknown:
+        raise ValueError(
+            f"`model_config` must have entries of `{plan.config_class.__name__}`, got {', '.join(map(repr, unknown))}. "
+            f"Check the spelling."
+        )
     if use_pretrained:
         model = plan.model_class.from_pretrained(name or plan.default_name, **changes)
     elif name in (None, plan.default_name):  # the default configuration: nothing is downloaded
@@ -49,17 +56,6 @@ def build(
     if gradient_checkpointing:
         recompute_activations(model)
     return model, tokenizer
-
-
-def _check_names(plan: Plan, changes: Mapping[str, Any]) -> None:
-    """Reject unknown entries, which `transformers` would store and ignore."""
-    known = plan.config_class()
-    unknown = [name for name in changes if not hasattr(known, name) and name not in ("attn_implementation", "dtype")]
-    if unknown:
-        raise ValueError(
-            f"`model_config` must have entries of `{plan.config_class.__name__}`, got {', '.join(map(repr, unknown))}. "
-            f"Check the spelling."
-        )
 
 
 def recompute_activations(model: Any) -> None:

@@ -60,7 +60,7 @@ def write_files(saved: Mapping[str, Any], folder: Path, trust_remote_code: bool 
         ValueError: An entry is not a supported file, is outside of the folder, or is code that is not trusted.
     """
     contents = {path: _bytes(path, entry) for path, entry in _paths(saved, trust_remote_code).items()}
-    for path, content in contents.items():  # after all checks: nothing is written on errors
+    for path, content in contents.items():  # all are checked by now: an error leaves no file
         target = folder / path
         if target.parent != folder and target.parent.is_symlink():
             raise ValueError(f"{str(target.parent)!r} is a link to another folder. Remove it.")
@@ -144,11 +144,7 @@ def tokenizer_of(saved: Mapping[str, Any], trust_remote_code: bool = False, fold
         raise
     if folder is None:
         weakref.finalize(tokenizer, shutil.rmtree, target, ignore_errors=True)
-    tokenizer.name_or_path = _name_or_path(saved)
-    return tokenizer
-
-
-def _name_or_path(saved: Mapping[str, Any]) -> str:
     config = saved.get("tokenizer_config.json", saved.get("tokenizer_config", {}))
     content = config.get("content") if isinstance(config, Mapping) else None
-    return str(content.get("name_or_path", "")) if isinstance(content, Mapping) else ""
+    tokenizer.name_or_path = str(content.get("name_or_path", "")) if isinstance(content, Mapping) else ""
+    return tokenizer

@@ -1,4 +1,4 @@
-"""The loss that a model of transformers returns, as a metric. A module of its own, as that of `MeanLoss`."""
+"""Metric of the loss that a model of transformers returns; a separate module, because it imports torchmetrics."""
 
 from __future__ import annotations
 

@@ -98,7 +98,17 @@ def config_of(hf_state: Mapping[str, Any], overrides: Mapping[str, Any] | None =
     saved = hf_state["model"]["config"]
     content = dict(saved["content"])
     _check_attention(content)
-    config = _config_class(content, saved.get("class")).from_dict(content)
+    kind = str(content.get("model_type"))
+    if kind in transformers.CONFIG_MAPPING:
+        config_class: Any = transformers.CONFIG_MAPPING[kind]
+    else:  # a class of the user
+        config_class = getattr(saved_class(hf_state), "config_class", None)
+    if config_class is None:
+        raise ValueError(
+            f"The checkpoint has a model of the type {kind!r} (class {saved.get('class')!r}), which `transformers` "
+            f"does not know. Import the module of its class first."
+        )
+    config = config_class.from_dict(content)
     for key, value in (overrides or {}).items():
         setattr(config, "_attn_implementation" if key == "attn_implementation" else key, value)
     return config
@@ -117,25 +127,12 @@ def _check_attention(content: Any) -> None:
         _check_attention(value)
 
 
-def _config_class(content: Mapping[str, Any], path: Any) -> Any:
-    kind = str(content.get("model_type"))
-    if kind in transformers.CONFIG_MAPPING:
-        return transformers.CONFIG_MAPPING[kind]
-    config_class = getattr(_imported(path), "config_class", None)  # a class of the user
-    if config_class is None:
-        raise ValueError(
-            f"The checkpoint has a model of the type {kind!r} (class {path!r}), which `transformers` does not know. "
-            f"Import the module of its class first."
-        )
-    return config_class
-
-
-def _imported(path: Any) -> Any:
-    """Return the model class of a path if its module is part of `transformers` or imported already, otherwise None.
+def saved_class(hf_state: Mapping[str, Any]) -> Any:
+    """Return the class of the model in a checkpoint, or None if it is not in `transformers` or imported already.
 
     A checkpoint must not cause other imports, which run code.
     """
-    module, _, name = str(path).rpartition(".")
+    module, _, name = str(hf_state["model"]["config"].get("class")).rpartition(".")
     if module.startswith("transformers.models."):
         try:
             import_module(module)
@@ -143,11 +140,6 @@ def _imported(path: Any) -> Any:
             return None
     kind = getattr(sys.modules.get(module), name, None)
     return kind if isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel) else None
-
-
-def saved_class(hf_state: Mapping[str, Any]) -> Any:
-    """Return the class of the model in a checkpoint, or None if it is not in `transformers` or imported already."""
-    return _imported(hf_state["model"]["config"].get("class"))
 
 
 def instantiate(hf_state: Mapping[str, Any], kind: type | str | None, overrides: Mapping[str, Any] | None) -> Any:
@@ -172,22 +164,18 @@ def instantiate(hf_state: Mapping[str, Any], kind: type | str | None, overrides:
                 f"`model_instantiation_class`."
             )
     elif isinstance(kind, str):
-        kind = _import_class(kind)
+        module, _, name = kind.rpartition(".")
+        try:
+            kind = import_object(f"{module}:{name}")
+        except (ImportError, AttributeError, ValueError) as error:
+            raise ValueError(
+                f"`model_instantiation_class` {kind!r} cannot be imported. Use the class, or a path such as "
+                f"'transformers.AutoModelForCausalLM'."
+            ) from error
     make: Any = getattr(kind, "from_config", kind)  # an auto class
     if not callable(make):
         raise ValueError(f"`model_instantiation_class` must be a class of a model, got {kind!r}.")
     return make(config)
-
-
-def _import_class(path: str) -> Any:
-    module, _, name = path.rpartition(".")
-    try:
-        return import_object(f"{module}:{name}")
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(
-            f"`model_instantiation_class` {path!r} cannot be imported. Use the class, or a path such as "
-            f"'transformers.AutoModelForCausalLM'."
-        ) from error
 
 
 def get_peft_config_from_composer_state_dict(state_dict: Mapping[str, Any]) -> Any:

@@ -93,7 +93,11 @@ class HuggingFaceModel(ComposerModel):
         should_save_peft_only: bool = True,
     ) -> None:
         super().__init__()
-        model = _unwrap_compiled(model)
+        original = getattr(model, "_modules", {}).get("_orig_mod")
+        if isinstance(original, torch.nn.Module):
+            # The wrapper of `torch.compile` adds a prefix to all names, so compile the model in place instead.
+            original._compiled_call_impl = model.dynamo_ctx(original._call_impl)
+            model = original
         inner = _peft.maybe_get_underlying_model(model)
         if not isinstance(inner, transformers.PreTrainedModel):
             raise TypeError(
@@ -214,7 +218,18 @@ class HuggingFaceModel(ComposerModel):
         Returns:
             The tokens, following those of `input_ids` except for encoder-decoders.
         """
-        return _generate(self, input_ids, kwargs)
+        if "pad_token_id" not in kwargs and self.tokenizer is not None:
+            pad = self.tokenizer.pad_token_id
+            kwargs["pad_token_id"] = self.tokenizer.eos_token_id if pad is None else pad
+        if is_model_fsdp2(self) or is_model_fsdp2(self.model):
+            if "generate" not in vars(self.model):
+                # `generate` calls parts of the model without calling the model, which would gather the weights.
+                from torch.distributed.fsdp import register_fsdp_forward_method
+
+                register_fsdp_forward_method(self.model, "generate")
+            if dist.get_world_size() > 1:  # all ranks continue until the last has finished
+                kwargs.setdefault("synced_gpus", True)
+        return self.model.generate(input_ids=input_ids, **kwargs)
 
     def update_metric(self, batch: Any, outputs: Any, metric: Any) -> dict[str, Any] | None:
         if isinstance(batch, Mapping) and batch.get("labels", self._unshifted) is not self._unshifted:
@@ -311,7 +326,8 @@ class HuggingFaceModel(ComposerModel):
         content = _checkpoint.read(checkpoint_path, local_checkpoint_save_location)
         options = model_instantiation_class, model_config_kwargs, trust_remote_code
         built = _restore(HuggingFaceModel, content, *options)
-        return _remove_adapter(built.model), built.tokenizer
+        model = built.model.unload() if _peft.is_adapted(built.model) else built.model
+        return model, built.tokenizer
 
     @classmethod
     def from_composer_checkpoint(
@@ -370,15 +386,6 @@ def wrap_model(model: Any, metrics: Any = None) -> HuggingFaceModel:
     return wrapped
 
 
-def _unwrap_compiled(model: Any) -> Any:
-    """Return the model inside the wrapper of `torch.compile`, compiled in place, so that names have no prefix."""
-    inner = getattr(model, "_modules", {}).get("_orig_mod")
-    if not isinstance(inner, torch.nn.Module):
-        return model
-    inner._compiled_call_impl = model.dynamo_ctx(inner._call_impl)  # as `torch.nn.Module.compile` does
-    return inner
-
-
 def _fit_tokenizer(model: Any, tokenizer: Any, allow_resizing: bool) -> None:
     """Ensure that the model has an embedding for each token.
 
@@ -401,29 +408,6 @@ def _fit_tokenizer(model: Any, tokenizer: Any, allow_resizing: bool) -> None:
         )
     log.warning("The tokenizer has %d tokens: the model's %d embeddings are enlarged.", len(tokenizer), size)
     model.resize_token_embeddings(len(tokenizer))
-
-
-def _generate(model: Any, input_ids: torch.Tensor, kwargs: dict[str, Any]) -> Any:
-    """Generate tokens; see `HuggingFaceModel.generate`."""
-    tokenizer = model.tokenizer
-    if "pad_token_id" not in kwargs and tokenizer is not None:
-        pad = tokenizer.pad_token_id
-        kwargs["pad_token_id"] = tokenizer.eos_token_id if pad is None else pad
-    inner = model.model
-    sharded = [module for module in (model, inner) if is_model_fsdp2(module)]
-    if sharded:
-        _gather_for_generate(inner)
-        if dist.get_world_size() > 1:  # all ranks continue until the last has finished
-            kwargs.setdefault("synced_gpus", True)
-    return inner.generate(input_ids=input_ids, **kwargs)
-
-
-def _gather_for_generate(inner: Any) -> None:
-    """Gather sharded weights in `generate`, which calls parts of the model without calling the model."""
-    from torch.distributed.fsdp import register_fsdp_forward_method
-
-    if "generate" not in vars(inner):
-        register_fsdp_forward_method(inner, "generate")
 
 
 def _generate_texts(model: Any, batch: Mapping[str, Any]) -> list[str]:
@@ -469,27 +453,18 @@ def _restore(
     adapter, names = _metadata.peft_config_of(hf_state), _checkpoint.weights_of(content)
     is_partial = adapter is not None and len(_peft.filter_state_dict_peft(names, adapter)) == len(names)
     if is_partial and base_model is None:
-        _report_missing_base(adapter, needs_base)
+        name = adapter.base_model_name_or_path
+        hint = f"It was {name!r}. " if name else ""
+        text = f"The checkpoint has only the adapter, not the weights of the model that was adapted. {hint}"
+        if needs_base:
+            raise ValueError(f"{text}Pass it as `base_model`, for example `AutoModelForCausalLM.from_pretrained(...)`.")
+        warnings.warn(
+            f"{text}The weights of the returned model are new. Use `HuggingFaceModel.from_composer_checkpoint` with "
+            f"`base_model` to get the trained model.",
+            stacklevel=3,
+        )
     tokenizer = tokenizer_of(hf_state.get("tokenizer") or {}, trust_remote_code)
     base = _metadata.instantiate(hf_state, kind, overrides) if base_model is None else base_model
     model = make(base, tokenizer, peft_config=adapter)
     _checkpoint.load_weights(model, content, strict=kind is None and not overrides, adapter_only=is_partial)
     return model.eval()
-
-
-def _report_missing_base(adapter: Any, is_error: bool) -> None:
-    name = adapter.base_model_name_or_path
-    hint = f"It was {name!r}. " if name else ""
-    text = f"The checkpoint has only the adapter, not the weights of the model that was adapted. {hint}"
-    if is_error:
-        raise ValueError(f"{text}Pass it as `base_model`, for example `AutoModelForCausalLM.from_pretrained(...)`.")
-    warnings.warn(
-        f"{text}The weights of the returned model are new. Use `HuggingFaceModel.from_composer_checkpoint` with "
-        f"`base_model` to get the trained model.",
-        stacklevel=4,
-    )
-
-
-def _remove_adapter(model: Any) -> Any:
-    """Return the model of `transformers` without its adapter."""
-    return model.unload() if _peft.is_adapted(model) else model

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -150,7 +149,12 @@ class LAWA(Algorithm):
         elif event is Event.BATCH_END:
             self._recalibration.observe(state)
         if event is Event.FIT_END and self._num_averaged < min(self.num_snapshots, 2):
-            self._warn_if_over(state)
+            elapsed = state.get_elapsed_duration()
+            if elapsed is not None and elapsed.value >= 1:
+                warn_no_effect(
+                    f"`LAWA` averaged nothing: it stored weights {self.num_taken} times, once per `interval`, which is "
+                    f"{self.interval}, and needs {2 * min(self.num_snapshots, 2) - 1}. Use a shorter interval."
+                )
         if event in RESTORE_EVENTS and self._training is not None:
             self._adopt_changes(self._training, state.model)
         if self._swaps.is_due(event, swapped=self.swapped) and self.num_taken:
@@ -171,7 +175,7 @@ class LAWA(Algorithm):
                 f"There are no weights to average yet. Train for at least one interval, {self.interval}."
             )
         newest, used = self._snapshots[-1], list(self._snapshots)[-self._num_averaged :]
-        for snapshot in used:  # those of a checkpoint are on the host
+        for snapshot in used:  # snapshots from a checkpoint are on the host
             snapshot.update({name: t.to(newest[name].device) for name, t in snapshot.items() if name in newest})
         # Parameters that became trainable later are averaged once all snapshots have them.
         names = set.intersection(*map(set, used))
@@ -187,8 +191,11 @@ class LAWA(Algorithm):
         model = unwrapped_model(model)
         reshard(model)
         oldest = self._snapshots.popleft() if len(self._snapshots) == self.num_snapshots else {}
-        self._snapshots.append({name: _copied(value, oldest.get(name)) for name, value in _stored_tensors(model)})
-        self._buffers = frozenset(name for name, _ in model.named_buffers())
+        buffers = dict(model.named_buffers())
+        trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+        stored: dict[str, torch.Tensor] = {**trained, **buffers}
+        self._snapshots.append({name: _copied(value, oldest.get(name)) for name, value in stored.items()})
+        self._buffers = frozenset(buffers)
         self.num_taken += 1
 
     def _swap(self, state: State) -> None:
@@ -216,14 +223,6 @@ class LAWA(Algorithm):
         for snapshot in self._snapshots:
             snapshot.update({name: _copied(present[name], snapshot[name]) for name in changed if name in snapshot})
 
-    def _warn_if_over(self, state: State) -> None:
-        elapsed = state.get_elapsed_duration()
-        if elapsed is not None and elapsed.value >= 1:
-            warn_no_effect(
-                f"`LAWA` averaged nothing: it stored weights {self.num_taken} times, once per `interval`, which is "
-                f"{self.interval}, and needs {2 * min(self.num_snapshots, 2) - 1}. Use a shorter interval."
-            )
-
     def state_dict(self) -> dict[str, Any]:
         """Return the stored weights and, while the mean is in the model, the training weights."""
         return {
@@ -247,12 +246,6 @@ class LAWA(Algorithm):
             self._training.load_state_dict(state["training"])
             self._training.swapped = True
         self._recalibration.load_state_dict(state["recalibration"])
-
-
-def _stored_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Iterate over the trainable parameters and the buffers of a model."""
-    yield from ((name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad)
-    yield from model.named_buffers()
 
 
 def _copied(value: torch.Tensor, memory: torch.Tensor | None) -> torch.Tensor:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from composer.core import State
     from composer.loggers import Logger
 
-_WIDEST = 12**-0.5  # of gamma = 0: all weights so far count the same
+_WIDEST = 12**-0.5  # where gamma is 0, so that all weights so far count the same
 
 
 Layout = dict[str, dict[str, torch.Tensor]]
@@ -255,15 +255,20 @@ class PostHocEMA(Algorithm):
             for average in self.averages:
                 average.move_to(state.model)
         elif event is Event.BATCH_END and state.timestamp.batch.value % int(self._every) == 0:
-            self._update(state.model)
-        due = event is Event.FIT_END or (event is self._snapshot_event and self._is_due(state, event))
+            if not self.averages:
+                self.averages = [StoredWeights(state.model) for _ in self.sigma_rels]
+            self.num_updates += 1
+            for average, gamma in zip(self.averages, self._gammas, strict=True):
+                average.update(state.model, (1 - 1 / self.num_updates) ** (gamma + 1))
+        due = event is Event.FIT_END
+        if event is self._snapshot_event:
+            # The scheduler is created for each call, because functions cannot be pickled. It has no state to keep.
+            is_due = create_interval_scheduler(
+                self._snapshot_every, include_end_of_training=False, checkpoint_events=False
+            )
+            due = is_due(state, event)
         if due and self.num_updates and (not self.snapshots or self.snapshots[-1].updates < self.num_updates):
             self._store(state)
-
-    def _is_due(self, state: State, event: Event) -> bool:
-        # Created for each call, as functions cannot be pickled; it only remembers the end of training.
-        is_due = create_interval_scheduler(self._snapshot_every, include_end_of_training=False, checkpoint_events=False)
-        return is_due(state, event)
 
     def _check(self, state: State) -> None:
         if self.folder is None:
@@ -283,13 +288,6 @@ class PostHocEMA(Algorithm):
                 f"`folder` must not have snapshots of another run, got {self.folder!r} with those of {names}. Give "
                 f"each run a folder of its own."
             )
-
-    def _update(self, model: torch.nn.Module) -> None:
-        if not self.averages:
-            self.averages = [StoredWeights(model) for _ in self.sigma_rels]
-        self.num_updates += 1
-        for average, gamma in zip(self.averages, self._gammas, strict=True):
-            average.update(model, (1 - 1 / self.num_updates) ** (gamma + 1))
 
     def _store(self, state: State) -> None:
         dtype = STR_TO_DTYPE[self.snapshot_precision]
@@ -343,7 +341,13 @@ class PostHocEMA(Algorithm):
         if missing:
             raise ValueError(f"`model` must have the structure of the run, but lacks {', '.join(missing[:5])}.")
         for name, value in averages.items():
-            own[name].copy_(_distributed(value, own[name]))
+            target: Any = own[name]
+            if hasattr(target, "device_mesh"):
+                from torch.distributed.tensor import distribute_tensor
+
+                whole = value.to(target.device, target.dtype)
+                value = distribute_tensor(whole, target.device_mesh, target.placements)
+            target.copy_(value)
         return model
 
     def state_dict(self) -> dict[str, Any]:
@@ -377,7 +381,15 @@ class PostHocEMA(Algorithm):
             self.averages.append(StoredWeights(None))
             self.averages[-1].load_state_dict(saved)
         for each in state["snapshots"]:
-            averages = None if each["averages"] is None else tuple(map(_cloned, each["averages"]))
+            averages = None
+            if each["averages"] is not None:
+                averages = tuple(
+                    {
+                        kind: {name: value.detach().clone() for name, value in named.items()}
+                        for kind, named in saved.items()
+                    }
+                    for saved in each["averages"]
+                )
             self.snapshots.append(Snapshot(each["updates"], tuple(each["sigma_rels"]), averages))
 
 
@@ -424,15 +436,20 @@ def _reconstruct(
     factors = solve_ema_weights(times, widths, sigma_rel, used[-1].updates if updates is None else updates)
     exact: set[str] = set()
     buffers: set[str] = set()
-    averages = _in_float64(_averages_of(used, folder, buffers), exact)
+    averages = _averages_of(used, folder, buffers, exact)
     result = average_weights(averages, factors.tolist(), buffers=buffers)
     return {n: v.float() if v.dtype is torch.float64 and n not in exact else v for n, v in result.items()}
 
 
 def _averages_of(
-    snapshots: Sequence[Snapshot], folder: Path | None, buffers: set[str]
+    snapshots: Sequence[Snapshot], folder: Path | None, buffers: set[str], exact: set[str]
 ) -> Iterator[dict[str, torch.Tensor]]:
-    """Iterate over the averages of snapshots by name, reading one file at a time; add buffer names to `buffers`."""
+    """Iterate over the averages of snapshots in float64, because their sum cancels; one file is read at a time.
+
+    The names of buffers are added to `buffers`, and the names of tensors that were saved in float64 to `exact`.
+    Parameters that became trainable after the first average are left out.
+    """
+    first: set[str] | None = None
     for snapshot in snapshots:
         averages: Iterable[Layout] | None = snapshot.averages
         if averages is None:
@@ -440,24 +457,11 @@ def _averages_of(
             averages = _read(_file_of(folder, snapshot.updates))["averages"]
         for average in averages:
             buffers.update(average["named_buffers_dict"])
-            yield {**average["named_parameters_dict"], **average["named_buffers_dict"]}
-
-
-def _in_float64(averages: Iterable[dict[str, torch.Tensor]], exact: set[str]) -> Iterator[dict[str, torch.Tensor]]:
-    """Convert averages to float64, because their sum cancels; add the names of those that were in it to `exact`.
-
-    Parameters that became trainable after the first average are left out.
-    """
-    first: set[str] | None = None
-    for average in averages:
-        if first is None:
-            first = set(average)
-            exact |= {name for name, value in average.items() if value.dtype is torch.float64}
-        yield {
-            name: value.double() if value.is_floating_point() else value
-            for name, value in average.items()
-            if name in first
-        }
+            named = {**average["named_parameters_dict"], **average["named_buffers_dict"]}
+            if first is None:
+                first = set(named)
+                exact |= {name for name, value in named.items() if value.dtype is torch.float64}
+            yield {n: v.double() if v.is_floating_point() else v for n, v in named.items() if n in first}
 
 
 # ---- snapshots ----
@@ -480,20 +484,6 @@ def _on_host(average: StoredWeights, dtype: torch.dtype, keep: bool) -> Layout:
                 narrow = whole.is_floating_point() and dtype is not torch.float32
                 copies[kind][name] = whole.detach().to("cpu", dtype if narrow else whole.dtype, copy=True)
     return copies
-
-
-def _distributed(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Return a whole tensor, sharded like another one."""
-    mesh, placements = getattr(like, "device_mesh", None), getattr(like, "placements", None)
-    if mesh is None:
-        return value
-    from torch.distributed.tensor import distribute_tensor
-
-    return distribute_tensor(value.to(like.device, like.dtype), mesh, placements)
-
-
-def _cloned(average: Layout) -> Layout:
-    return {kind: {name: value.detach().clone() for name, value in named.items()} for kind, named in average.items()}
 
 
 def _file_of(folder: Path, updates: int) -> Path:

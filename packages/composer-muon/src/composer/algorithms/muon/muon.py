@@ -185,7 +185,7 @@ class Muon(Algorithm):
             taken = {id(p) for group in optimizer.param_groups for p in group["params"]} & matrices.keys()
             if not taken:
                 continue
-            if type(optimizer).__name__ == "Muon":  # of torch or another library
+            if type(optimizer).__name__ == "Muon":  # torch has one, and other libraries, too
                 raise ValueError(
                     f"`Muon` must take parameters from another optimizer, but {type(optimizer).__module__}.Muon trains "
                     f"matrices of the model already. Leave out one of them."

@@ -75,26 +75,22 @@ def orthogonalize_matrix(
     polynomials = _polynomials(coefficients, steps)
     # For "polar_express", the singular values of the input must be below 1, even after rounding.
     margin = 1.02 if coefficients == "polar_express" else 1.0
+    exact = torch.promote_types(matrix.dtype, torch.float32)
     # Autocast would round every product. Some devices, such as "meta", have no autocast.
     kind = matrix.device.type
     with torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext():
-        return _orthogonalize(matrix, polynomials, margin, eps)
-
-
-def _orthogonalize(matrix: Tensor, polynomials: Coefficients, margin: float, eps: float) -> Tensor:
-    exact = torch.promote_types(matrix.dtype, torch.float32)
-    x = matrix.to(torch.bfloat16 if matrix.is_cuda and exact is torch.float32 else exact)
-    is_tall = x.size(-2) > x.size(-1)
-    if is_tall:
-        x = x.mT
-    x = x / (torch.linalg.matrix_norm(x, keepdim=True) * margin + eps)
-    batch, shape = x.reshape(-1, *x.shape[-2:]), x.shape
-    if x.dtype is not torch.bfloat16 and x.size(-1) >= 2 * x.size(-2):
-        batch = _iterate_gram(batch, polynomials)
-    else:
-        for a, b, c in polynomials:
-            gram = batch @ batch.mT
-            batch = torch.baddbmm(batch, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), batch, beta=a)
+        x = matrix.to(torch.bfloat16 if matrix.is_cuda and exact is torch.float32 else exact)
+        is_tall = x.size(-2) > x.size(-1)
+        if is_tall:
+            x = x.mT
+        x = x / (torch.linalg.matrix_norm(x, keepdim=True) * margin + eps)
+        batch, shape = x.reshape(-1, *x.shape[-2:]), x.shape
+        if x.dtype is not torch.bfloat16 and x.size(-1) >= 2 * x.size(-2):
+            batch = _iterate_gram(batch, polynomials)
+        else:
+            for a, b, c in polynomials:
+                gram = batch @ batch.mT
+                batch = torch.baddbmm(batch, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), batch, beta=a)
     result: Tensor = batch.reshape(shape).to(matrix.dtype)
     return result.mT if is_tall else result
 
@@ -368,7 +364,7 @@ def _scale_to_fixed_norm(parameter: Tensor, group: dict[str, Any]) -> None:
 
 
 def _orthogonalized(matrices: list[Tensor], steps: int, coefficients: str | Coefficients) -> Any:
-    """Yield the orthogonalized matrices in order; those of one shape, up to transposition, are computed together."""
+    """Return the orthogonalized matrices in order; matrices of one shape, up to transposition, share a batch."""
     results: list[Tensor] = list(matrices)
     by_shape: dict[Any, list[int]] = {}
     for index, matrix in enumerate(matrices):

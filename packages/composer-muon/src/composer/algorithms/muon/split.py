@@ -16,7 +16,7 @@ from composer.utils.module_surgery import find_adapter_layers
 _CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 # Names of layers that compute several matrices at once, and the number of these.
 _FUSED = {"c_attn": 3, "in_proj": 3, "in_proj_weight": 3, "qkv": 3, "qkv_proj": 3, "Wqkv": 3}
-_GATED = {"gate_up_proj": 2, "Wi": 2}  # of any width
+_GATED = {"gate_up_proj": 2, "Wi": 2}  # their output may have any width
 _FUSED |= {"kv": 2, **_GATED}
 # In layers with these names, the parts may be unequal, as with grouped queries, or interleaved by heads.
 _UNKNOWN = {"c_attn", "kv", "qkv", "qkv_proj", "Wqkv", "query_key_value"}

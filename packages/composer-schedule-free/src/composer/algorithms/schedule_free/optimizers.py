@@ -292,7 +292,12 @@ def _settings_of(
 ) -> dict[str, Any]:
     """Return the schedule-free parameter group for a group of AdamW or SGD; custom entries are kept."""
     name = type(optimizer).__name__
-    for option in ("maximize", "amsgrad", "nesterov", "dampening"):  # without a counterpart
+    for option in (
+        "maximize",
+        "amsgrad",
+        "nesterov",
+        "dampening",
+    ):  # schedule-free optimizers lack them
         if group.get(option):
             raise ValueError(f"`optimizer` must not use `{option}`, got {name}({option}={group[option]!r}). Remove it.")
     if changed["weight_decay"] is None and group["weight_decay"] and type(optimizer) not in _WITH_KNOWN_DECAY:

@@ -152,13 +152,13 @@ class ScheduleFree(Algorithm):
         self._reset()
 
     def _reset(self) -> None:
-        self._statistics: dict[str, torch.Tensor] | None = None  # of batch norm for y, while x is swapped in
-        self._switched: list[ExactModes] = []  # those that were in train mode when x was swapped in
+        self._statistics: dict[str, torch.Tensor] | None = None  # batch norm of y, while x is in the model
+        self._switched: list[ExactModes] = []  # they were in train mode when x was swapped in
         # The parameters that are trained, with their z and the weight of x in y, and the number of states then.
         self._trained: dict[torch.Tensor, tuple[ExactModes, torch.Tensor, float]] = {}
         self._num_entries = 0
-        self._replaced: list[tuple[torch.optim.Optimizer, torch.optim.Optimizer]] = []  # with what replaces them
-        self._left: StoredWeights | None = None  # after `fit`: detects changes of the weights in the model
+        self._replaced: list[tuple[torch.optim.Optimizer, torch.optim.Optimizer]] = []  # old and new one
+        self._left: StoredWeights | None = None  # set after `fit`: detects changes of the weights in the model
         self._has_warned = False
 
     @property
@@ -326,7 +326,7 @@ class ScheduleFree(Algorithm):
         if num_entries == self._num_entries and not refresh:
             return
         trained = {
-            parameter: (optimizer, entry["z"], _weight_of_average(group))
+            parameter: (optimizer, entry["z"], group["betas"][0] if "betas" in group else group["momentum"])
             for optimizer in optimizers
             for group in optimizer.param_groups
             for parameter in group["params"]
@@ -374,11 +374,6 @@ def _innermost(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 def _schedule_free(state: State) -> list[ExactModes]:
     """Return the schedule-free optimizers of a run, without their wrappers."""
     return [inner for o in state.optimizers if isinstance(inner := _innermost(o), ExactModes)]
-
-
-def _weight_of_average(group: dict[str, Any]) -> float:
-    weight: float = group["betas"][0] if "betas" in group else group["momentum"]
-    return weight
 
 
 def _count_steps(optimizers: list[ExactModes]) -> int:

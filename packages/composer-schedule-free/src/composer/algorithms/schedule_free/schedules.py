@@ -63,7 +63,7 @@ def _fall_of(scheduler: Any, state: State) -> tuple[float, float] | None:
         for timestamp in _timestamps(state):
             state.timestamp = timestamp
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # that the optimizer, a copy, has not stepped
+                warnings.simplefilter("ignore")  # torch warns that the optimizer, a copy, has not stepped
                 double.step()
             for index, group in enumerate(double.optimizer.param_groups):
                 rate = float(group["lr"])

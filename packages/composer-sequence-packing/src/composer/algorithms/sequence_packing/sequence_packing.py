@@ -109,7 +109,12 @@ def pack_sequences(
             filler = {"input_ids": pad_token_id, "labels": _IGNORED}.get(key, 0)
             packed[key] = place(value[mask], filler)
         else:
-            _check_entry(key, value, len(ids), shares)
+            is_list = isinstance(value, (list, tuple)) or (isinstance(value, torch.Tensor) and value.dim() > 0)
+            if shares and is_list and len(value) == len(ids):
+                raise ValueError(
+                    f"`documents` must have values for each token to be packed, but {key!r} has one for each document. "
+                    f"Remove it from the batch, or do not pack these documents."
+                )
             packed[key] = value
     if causal and ("labels" not in batch or batch["labels"].shape[:2] == ids.shape):
         labels = packed["labels"] if "labels" in batch else place(ids[mask], _IGNORED)
@@ -309,7 +314,14 @@ class SequencePacking(Algorithm):
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Inspect the model, pack the batch, or make the mask of a microbatch."""
         if event is Event.FIT_START or self._needs is None:
-            self._needs = self._examine(unwrapped_model(state.model))
+            model = unwrapped_model(state.model)
+            implementations = _check_model(model, self.length)
+            self._needs = _Needs(
+                causal=_is_causal(model) if self.causal is None else self.causal,
+                first_position=_first_position(model) if self.first_position is None else self.first_position,
+                dtype=next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32),
+                takes_blocks="flex_attention" in implementations,
+            )
             self._longest, self._is_checked = None, False
         if event is Event.AFTER_DATALOADER:
             self._pack(state, self._needs, logger)
@@ -318,18 +330,6 @@ class SequencePacking(Algorithm):
                 self._is_checked = True
                 _check_isolation(state, self._needs, self._longest or 1)
             state.batch = _with_mask(state.batch, self._needs)
-
-    def _examine(self, model: torch.nn.Module) -> _Needs:
-        """Return what the model needs. Raise ValueError if it cannot keep documents apart."""
-        implementations = _check_model(model, self.length)
-        causal, first = self.causal, self.first_position
-        dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
-        return _Needs(
-            causal=_is_causal(model) if causal is None else causal,
-            first_position=_first_position(model) if first is None else first,
-            dtype=dtype,
-            takes_blocks="flex_attention" in implementations,
-        )
 
     def _pack(self, state: State, needs: _Needs, logger: Logger) -> None:
         batch = state.batch
@@ -469,16 +469,6 @@ class _Places:
         return flat.view(rows, length, *tokens.shape[1:])
 
 
-def _check_entry(key: str, value: Any, num_documents: int, shares: bool) -> None:
-    """Raise ValueError if an entry has a value for each document, but there is no row for each."""
-    per_document = isinstance(value, (list, tuple)) or (isinstance(value, torch.Tensor) and value.dim() > 0)
-    if shares and per_document and len(value) == num_documents:
-        raise ValueError(
-            f"`documents` must have values for each token to be packed, but {key!r} has one for each document. Remove "
-            f"it from the batch, or do not pack these documents."
-        )
-
-
 def _check_ids(document_ids: torch.Tensor) -> None:
     if document_ids.dim() != 2:
         raise ValueError(f"`document_ids` must have shape (R, L), got {tuple(document_ids.shape)}.")
@@ -549,7 +539,7 @@ def _check_isolation(state: State, needs: _Needs, longest: int) -> None:
         ValueError: They differ, or the model does not take the mask.
     """
     batch = state.batch
-    if batch["input_ids"].is_meta:  # without values
+    if batch["input_ids"].is_meta:  # such tensors have no values to compare
         return
     # Padding is left out, since models may treat it in ways of their own.
     size = min(longest, _CHECKED, batch["input_ids"].shape[1] // 2, int(batch["attention_mask"][0].sum()))

@@ -202,7 +202,11 @@ class StochasticDepth(Algorithm):
                 warn_no_effect(f"`StochasticDepth` had no effect: the model has no {_name_of(self.target_layer_name)}.")
             logger.log_metrics({"stochastic_depth/num_stochastic_layers": self.num_stochastic_layers})
             return
-        self._set_rates(min(_warmup_fraction(self.drop_warmup, state), 1.0) * self.drop_rate)
+        warmup = self.drop_warmup
+        is_fraction = warmup.unit is TimeUnit.DURATION
+        elapsed: Time[Any] | None = state.get_elapsed_duration() if is_fraction else state.timestamp.get(warmup.unit)
+        assert elapsed is not None, "the engine requires `max_duration` at this event"
+        self._set_rates(min(float(elapsed.value / warmup.value), 1.0) * self.drop_rate)
         if event is Event.BATCH_START:
             logger.log_metrics({"stochastic_depth/drop_rate": self._rate})
 
@@ -221,15 +225,6 @@ class StochasticDepth(Algorithm):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the drop rate, which an evaluation before further training uses."""
         self._set_rates(state.get("drop_rate", self._rate))
-
-
-def _warmup_fraction(warmup: Time[Any], state: State) -> float:
-    """Return the elapsed time divided by the length of the warmup."""
-    if warmup.unit is not TimeUnit.DURATION:
-        return float(state.timestamp.get(warmup.unit).value / warmup.value)
-    elapsed = state.get_elapsed_duration()
-    assert elapsed is not None, "the engine requires `max_duration` at this event"
-    return float(elapsed.value / warmup.value)
 
 
 def _validate(target_layer_name: Target, stochastic_method: str, drop_rate: float, drop_distribution: str) -> None:

@@ -17,11 +17,11 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def _not_in_graphs(function: Function) -> Function:
-    """Keep a function out of the graphs of `torch.compile`, which compiles what it calls part by part.
+    """Keep a function out of the graphs of `torch.compile`; the functions that it calls are still compiled.
 
     The decision to skip a block is made on the host in each step, so no graph can contain it.
     """
-    disable: Any = torch.compiler.disable  # which has no types
+    disable: Any = torch.compiler.disable  # it has no types
     return cast(Function, disable(function, recursive=False))
 
 
@@ -48,7 +48,7 @@ class BlockStochasticModule(nn.Module):
     def __init__(self, main: nn.Module, residual: nn.Module | None = None, drop_rate: float = 0.2) -> None:
         super().__init__()
         self.main, self.residual = main, residual
-        self.drop_rate = torch.tensor(drop_rate)  # on the host, where the decision is made
+        self.drop_rate = torch.tensor(drop_rate)  # the decision is made on the host
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Run the module, or skip it."""
@@ -297,7 +297,11 @@ def _find_parts(block: nn.Module) -> _Parts:
     if not _is_sum(output):
         raise _block_error(block, "does not end with a sum of two tensors, or one module after it")
     skips = [node for node in output.all_input_nodes if node is inputs[0]]
-    skips = skips or [node for node in output.all_input_nodes if _is_one_call(node, inputs[0])]
+    skips = skips or [
+        node
+        for node in output.all_input_nodes
+        if node.op == "call_module" and list(node.args) == inputs and not node.kwargs
+    ]
     branches = [node for node in output.all_input_nodes if node not in skips]
     if len(branches) != 1 or len(skips) != 1:
         raise _block_error(block, "does not add a branch to its input, or to the output of one module")
@@ -312,11 +316,6 @@ def _is_sum(node: Any) -> bool:
     if not isinstance(node, fx.Node) or len(node.args) != 2 or node.kwargs or len(node.all_input_nodes) != 2:
         return False
     return node.target in (operator.add, operator.iadd, torch.add, "add", "add_")
-
-
-def _is_one_call(node: fx.Node, source: fx.Node) -> bool:
-    """Return True if a node is the output of one module applied to the input of the block."""
-    return bool(node.op == "call_module" and list(node.args) == [source] and not node.kwargs)
 
 
 def _block_error(block: nn.Module, reason: str) -> TypeError:

@@ -113,13 +113,18 @@ class SWA(Algorithm):
         check_flags(schedule_swa_lr=schedule_swa_lr)
         self._times = (swa_start, swa_end, update_interval)
         self.swa_start, self.swa_end = _parse_range(swa_start, swa_end)
-        self.update_interval = _parse_interval(update_interval)
+        self.update_interval = parse_time("update_interval", update_interval, least=1, example="1ep")
+        if self.update_interval.unit not in (TimeUnit.BATCH, TimeUnit.EPOCH):
+            raise ValueError(f"`update_interval` must be in 'ba' or 'ep', got '{self.update_interval}'. Use '1ep'.")
         self.schedule_swa_lr = schedule_swa_lr
         strategy = _STRATEGIES.get(str(anneal_strategy).lower())
         if strategy is None:
             raise ValueError(f"`anneal_strategy` must be 'linear' or 'cos', got {anneal_strategy!r}.")
         self.anneal_strategy = strategy
-        _check_learning_rate(anneal_steps, swa_lr)
+        check_integers(anneal_steps=anneal_steps)
+        check_finite("Use 1 to jump to `swa_lr`.", anneal_steps=anneal_steps, above=0)
+        if swa_lr is not None:
+            check_finite("None keeps the learning rate.", swa_lr=swa_lr, least=0)
         self.anneal_steps, self.swa_lr = plain_number(anneal_steps), plain_number(swa_lr)
         if self.swa_end.unit is TimeUnit.DURATION and self.swa_end.value == 1:
             _log.warning("`swa_end` is the end of the run: batch norm statistics will not match the average.")
@@ -214,7 +219,10 @@ class SWA(Algorithm):
         self.swa_model.copy_to(state.model)
         self.swa_completed = True
         if self.swa_scheduler is not None:
-            _restore_lr(state)
+            for scheduler in state.schedulers:  # return to the learning rates that they computed last
+                get_last_lr = getattr(scheduler, "get_last_lr", None)
+                if get_last_lr is not None:
+                    _set_lrs(_target_of(scheduler, state), [float(lr) for lr in get_last_lr()])
         elapsed = state.get_elapsed_duration()
         if self.num_averaged < 2:
             self._warn_of_few()
@@ -231,7 +239,7 @@ class SWA(Algorithm):
     def state_dict(self) -> dict[str, Any]:
         """Return the averages, the schedule of the learning rate and the progress of both."""
         averages: dict[str, torch.Tensor] | None = None
-        if self.swa_model is not None:  # in the layout of `torch.optim.swa_utils.AveragedModel`
+        if self.swa_model is not None:  # the layout is that of `torch.optim.swa_utils.AveragedModel`
             averages = {f"{_PREFIX}{name}": average for name, average in self.swa_model.named_parameters()}
             averages["n_averaged"] = torch.tensor(self.num_averaged)
         return {
@@ -293,14 +301,6 @@ class Annealing:
         self.start, self.swa_lr, self.step_count = state["start"], state["swa_lr"], state["step_count"]
 
 
-def _restore_lr(state: State) -> None:
-    """Set the learning rates that the schedulers of the run computed last."""
-    for scheduler in state.schedulers:
-        get_last_lr = getattr(scheduler, "get_last_lr", None)
-        if get_last_lr is not None:
-            _set_lrs(_target_of(scheduler, state), [float(lr) for lr in get_last_lr()])
-
-
 def _target_of(scheduler: Any, state: State) -> torch.optim.Optimizer:
     """Return the optimizer of a scheduler, which may be inside one of the run and share its groups."""
     target: torch.optim.Optimizer = getattr(scheduler, "optimizer", state.optimizers[0])
@@ -327,20 +327,6 @@ def _parse_range(swa_start: Any, swa_end: Any) -> tuple[Time[Any], Time[Any]]:
     if end.unit is TimeUnit.DURATION and end.value > 1:
         raise ValueError(f"`swa_start` and `swa_end` must be within the run, got '{start}' and '{end}'.")
     return start, end
-
-
-def _parse_interval(update_interval: Any) -> Time[Any]:
-    interval = parse_time("update_interval", update_interval, least=1, example="1ep")
-    if interval.unit not in (TimeUnit.BATCH, TimeUnit.EPOCH):
-        raise ValueError(f"`update_interval` must be in 'ba' or 'ep', got '{interval}'. Use '1ep'.")
-    return interval
-
-
-def _check_learning_rate(anneal_steps: int, swa_lr: float | None) -> None:
-    check_integers(anneal_steps=anneal_steps)
-    check_finite("Use 1 to jump to `swa_lr`.", anneal_steps=anneal_steps, above=0)
-    if swa_lr is not None:
-        check_finite("None keeps the learning rate.", swa_lr=swa_lr, least=0)
 
 
 def _check_optimizers(state: State) -> None:

@@ -162,7 +162,11 @@ def attend(
     Source: Press et al., arXiv:2108.12409, section 3.
     """
     layer: Any = module
-    attention, scaling = _attention_of(layer), _scaling_of(layer, query) if scaling is None else scaling
+    attention = _attention_of(layer)
+    if scaling is None:  # GPT-2 of `transformers` 5.0 leaves its options to the attention function
+        scaling = query.shape[-1] ** -0.5 if getattr(layer, "scale_attn_weights", True) else 1.0
+        if getattr(layer, "scale_attn_by_inverse_layer_idx", False):
+            scaling /= layer.layer_idx + 1
     causal = layer.is_causal if is_causal is None else is_causal
     q = query.shape[2]
     if attention_mask is None and causal and 1 < q < key.shape[2]:
@@ -195,14 +199,6 @@ def _attend_eagerly(
     weights = F.softmax(scores + bias, dim=-1).to(value.dtype)
     weights = F.dropout(weights, dropout)  # 0 in evaluation
     return torch.matmul(weights, value).transpose(1, 2).contiguous(), weights
-
-
-def _scaling_of(layer: Any, query: torch.Tensor) -> float:
-    """Return the factor of the scores; GPT-2 of `transformers` 5.0 leaves its options to the attention function."""
-    scaling: float = query.shape[-1] ** -0.5 if getattr(layer, "scale_attn_weights", True) else 1.0
-    if getattr(layer, "scale_attn_by_inverse_layer_idx", False):
-        scaling /= layer.layer_idx + 1
-    return scaling
 
 
 class LinearBias:
@@ -311,7 +307,7 @@ class LinearBias:
         if table is None or table.shape[-1] < n:
             with torch.inference_mode(False):  # training will also use it
                 table = compute(min(-(-n // _ROUND) * _ROUND, self.max_sequence_length))
-            if type(table) is torch.Tensor:  # not a FakeTensor
+            if type(table) is torch.Tensor:  # a FakeTensor has no values
                 self._tables[key] = table
         return table
 

@@ -55,21 +55,19 @@ class PolicyRegistry(dict[type[nn.Module], AlibiReplacementFunction]):
 
         def decorator(function: _Policy) -> _Policy:
             _check_policy(function)
-            for module in modules:
-                self._check_class(module)
+            classes: tuple[Any, ...] = modules
+            for module in classes:
+                if not (isinstance(module, type) and issubclass(module, nn.Module)):
+                    raise TypeError(f"`modules` must be subclasses of `torch.nn.Module`, got {module!r}.")
+                if module in self:
+                    raise ValueError(
+                        f"`modules` must not have a policy yet, but {module.__name__} has `{self[module].__name__}`. "
+                        f"Delete it first: `del policy_registry[{module.__name__}]`."
+                    )
             self.update(dict.fromkeys(modules, function))
             return function
 
         return decorator
-
-    def _check_class(self, module: Any) -> None:
-        if not (isinstance(module, type) and issubclass(module, nn.Module)):
-            raise TypeError(f"`modules` must be subclasses of `torch.nn.Module`, got {module!r}.")
-        if module in self:
-            raise ValueError(
-                f"`modules` must not have a policy yet, but {module.__name__} has `{self[module].__name__}`. "
-                f"Delete it first: `del policy_registry[{module.__name__}]`."
-            )
 
 
 policy_registry = PolicyRegistry()
@@ -103,7 +101,7 @@ def _is_annotated(parameter: inspect.Parameter, expected: type, function: Callab
     scope = getattr(inspect.unwrap(function), "__globals__", {})
     try:
         resolved: Any = typing.get_type_hints(SimpleNamespace(__annotations__={"it": annotation}), globalns=scope)["it"]
-    except (NameError, AttributeError):  # not importable at run time: compare the names
+    except (NameError, AttributeError):  # the name is not importable at run time, so compare the names
         return annotation.rpartition(".")[2] == expected.__name__
     return resolved is expected
 
