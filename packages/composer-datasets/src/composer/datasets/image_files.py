@@ -200,7 +200,7 @@ class ImageFiles(Dataset[tuple[Any, int]]):
                 raise IndexError(f"`index` must be from 0 to {self._length - 1}, got {index!r}.")
             number, place = divmod(index, self._per_shard)
             shard = _open_shard(f"{self.folder}/{shard_name(number)}")
-            record = shard.records.item(place)
+            record: Any = shard.records.item(place)
             shard.prefetch(record)
             found.append((shard, record))
         parts = [self._read(*place, index) for place, index in zip(found, indices, strict=True)]

@@ -62,7 +62,8 @@ class Evaluator:
         eval_interval: SupportsIndex | str | Time[int] | Time[float] | Callable[[State, Event], bool] | None = None,
         device_eval_microbatch_size: SupportsIndex | float | str | None = None,
     ) -> None:
-        if not isinstance(label, str) or not label:
+        name: Any = label
+        if not isinstance(name, str) or not name:
             raise TypeError(f"`label` must be a name such as 'eval', got {label!r}.")
         if label == "train":
             raise ValueError(

@@ -194,6 +194,7 @@ class MicrobatchSearch:
             RuntimeError: One sample does not fit, or CUDA failed for another reason.
         """
         self._snapshot.take()
+        result: Any = None
         while True:
             try:
                 result = attempt()
