@@ -415,7 +415,8 @@ class CheckpointSaver(Callback):
             if identity[0] != state.run_name:
                 raise FileExistsError(name_conflict_message(state.run_name, str(path), identity[0]))
             return
-        content = outline_of_run(path)  # weights that the Trainer has saved may be replaced, and an empty file
+        # A file of weights that the Trainer has saved may be replaced, and so may an empty file.
+        content = outline_of_run(path)
         if not (isinstance(content, dict) and isinstance(content.get("state"), dict)) and path.stat().st_size > 0:
             raise FileExistsError(name_conflict_message(state.run_name, str(path), None))
 
@@ -479,7 +480,9 @@ class CheckpointSaver(Callback):
         now = state.timestamp.batch
         if self.last_checkpoint_batch == now:
             names, saves = self._last_names, self.continues or self._last_fingerprint != _fingerprint(state)
-        else:  # with a function as interval, only if it was killed after a checkpoint, and has repeated the end
+        else:
+            # A function as interval does not request a save at the end of the run. It is saved nevertheless if this
+            # process was launched after that batch: then its last checkpoint may lack what the end has changed.
             names = self._end_names[1] if self._end_names[0] == now else self._format_names(state)
             saves = self._saves_end or self.resumed_at == now
         if any(dist.all_gather_object(saves)):

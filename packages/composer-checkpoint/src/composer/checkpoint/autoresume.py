@@ -133,7 +133,7 @@ class _Candidate(NamedTuple):
     """Returns the checkpoint as a local file or folder, downloaded if necessary; None: there is none."""
 
     is_named: bool = False
-    """The run saves under such names, so it would replace this file."""
+    """The file's name is one that `save_filename` gives, so the run would replace the file when it saves."""
 
 
 def _newest(

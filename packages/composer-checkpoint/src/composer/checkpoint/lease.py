@@ -2,8 +2,8 @@
 
 A lock of the operating system keeps other processes of this host out. It ends with its process, so a launch takes over
 from a dead one at once. A record, a small file in the folder, names the run, its host and process, and when the run has
-last renewed it, which it does as it trains. It serves launches that the lock does not reach: those on other hosts, if
-their shared file system has no common locks, and on remote stores, whose lock is in the temporary folder of a host.
+last renewed the record, which it does as it trains. Launches on other hosts read the record, because the lock may not
+reach them: shared file systems differ in that, and the lock of a remote store is in the temporary folder of one host.
 Such a launch waits until the record is renewed (the folder is in use), or has not been for `STALE_SECONDS` (the folder
 is taken over). A run that continues after its lease was taken over raises an error at its next batch or save.
 """
@@ -105,8 +105,8 @@ class Lease:
         try:
             found, locked = self._wait_for_owner(host)
             own["renewed"], own["lock"] = time.time(), self._identify_lock(host) if locked else None
-            # Where a file cannot be created exclusively (None), the last of two simultaneous launches wins, and the
-            # other one finds that out at its first save.
+            # Some stores cannot create a file exclusively and return None. Of two simultaneous launches there, the one
+            # that writes last gets the folder, and the other one raises an error at its first save.
             created = None if found is not None else self._folder.write_new_text(self.name, json.dumps(own))
             if created is False:
                 raise FolderInUseError(self._refusal(self._read() or {}))

@@ -87,7 +87,7 @@ class _Loaded:
 
     Attributes:
         schedulers: The states of schedulers; None: the checkpoint was saved without them.
-        groups: The parameter groups before loading, which replaces those that the checkpoint has.
+        groups: The parameter groups as they were before loading: a group that is another object afterwards was loaded.
         has_time: The checkpoint has a timestamp.
         options: The settings of each parameter group as loaded; None: the group was not loaded.
         progress: What `RunProgress.state_dict` returned, without the parts that are restored already.

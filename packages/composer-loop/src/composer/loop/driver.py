@@ -35,8 +35,8 @@ class Driver:
         losses: The detached losses of the passes since `begin_passes`, by key (`loss/train/total`, ...).
         create_graph: An algorithm differentiates the gradients of the passes.
         autocast: Returns the context in which `compute_loss` computes outputs and loss.
-        compiled: Computes outputs and loss in one graph where nothing acts between them: a compiled
-            `forward_and_loss`. None: they are computed one after the other.
+        compiled: `forward_and_loss`, compiled as one graph. It is used where no algorithm acts between the forward pass
+            and the loss. None: the two are called one after the other.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -61,7 +61,10 @@ class Driver:
         self.engine.run_event(Event.FIT_START)
 
     def begin_epoch(self) -> None:
-        """Announce EPOCH_START, after ITERATION_START where one begins; nothing in an epoch that is in progress."""
+        """Announce EPOCH_START, and before it ITERATION_START if an iteration begins.
+
+        In an epoch that is in progress, which a resumed run continues, nothing is announced.
+        """
         now = self.state.timestamp
         if now.batches_in_epoch:
             return

@@ -52,7 +52,8 @@ class Position:
         batches: Batches drawn from the loader.
         samples: Samples drawn by this rank; None: unknown.
         batch_size: The loader's batch size; None: unknown, or it varies.
-        num_untrained: Batches at the loader's end that the epoch does not train, because the iteration began inside it.
+        num_untrained: The number of batches that remain in the loader when the epoch ends. Not 0 if the iteration began
+            in the middle of the epoch, which then has fewer batches than the loader.
         rng: The states of the global generators at the start of the iteration.
         generators: The states of the loader's generators at the start of the iteration.
         world_size: The number of ranks that share the data.
@@ -395,7 +396,7 @@ class LoaderPosition:
         self._state.dataset_resumption.pop("train", None)
         if loader_state is not None and not isinstance(loader, DataLoader):
             first = list(itertools.islice(self._iterator, 1))
-            # Without a batch, the iterator was the rest of the finished epoch.
+            # An iterator without a batch was the rest of the epoch that had ended; the next one begins an epoch.
             self._iterator = itertools.chain(first, self._iterator) if first else iter(loader)
         return self._limited(self._iterator)
 

@@ -86,7 +86,8 @@ class FitLoop:
         parallel: The ranks of the run.
         step_every_batch: Step schedulers after every batch, otherwise after every epoch.
         interruption: Receives SIGTERM and SIGINT.
-        length: The `max_duration` when the checkpoint of this fit was saved; None: as now.
+        length: The `max_duration` that the checkpoint of this fit has saved, which replaces the current one. None: keep
+            the current one.
         history: Receives the losses, for `Trainer.plot`.
     """
 

@@ -367,7 +367,7 @@ class Trainer(TrainerParts):
             self._position.replace_loader()
         settings.set_duration(arguments.duration, arguments.scale_schedule_ratio, begun)
         complete = ended or progress.restore_if_complete()
-        # Also for a call that is skipped, because the next one keeps what it is not given.
+        # A call that is skipped sets these, too: the next call keeps each of them if it does not get a new one.
         settings.change_evaluation(arguments)
         settings.set_schedulers(arguments)
         settings.compile_schedulers()

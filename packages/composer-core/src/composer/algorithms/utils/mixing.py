@@ -52,8 +52,9 @@ def mix_targets(state: State, target_key: Any, indices: torch.Tensor, weight: fl
     """Replace the targets t of the batch by `(1 - m) * t + m * t[indices]`, one value per class.
 
     The current targets are mixed: another algorithm may have mixed inputs and targets before. Positions that the loss
-    of the model ignores have zeros for every class. For a mean over all positions the other ones are multiplied, so
-    that the loss equals the interpolated loss of the indices; see `composer.loss.utils.dense_targets`.
+    of the model ignores have zeros for every class. If the loss is a mean over all positions, the targets at the other
+    positions are scaled up, so that the loss equals the interpolated loss of class indices; see
+    `composer.loss.utils.dense_targets`.
 
     Args:
         state: The state of the run; the number of classes is taken from its outputs.
