@@ -530,6 +530,12 @@ def test_an_unfinished_step_is_not_saved() -> None:
         run.state_dict()
 
 
+def test_an_algorithm_is_given_once() -> None:
+    algorithm = At({Event.BATCH_END})
+    with pytest.raises(ValueError, match="the same `At` object twice"):
+        make(algorithms=[algorithm, algorithm])
+
+
 def test_callbacks_of_others_are_refused() -> None:
     with pytest.raises(TypeError, match=r"must be callbacks of composer, got At\. Pass it in `algorithms`"):
         make(callbacks=At(set()))

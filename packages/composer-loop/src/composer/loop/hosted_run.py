@@ -40,7 +40,7 @@ from composer.loop.position import LoaderPosition, set_epoch
 from composer.loop.skin import conflicts, raise_all
 from composer.models.base import ComposerModel, total_loss
 from composer.utils import dist
-from composer.utils.iter_helpers import ensure_tuple
+from composer.utils.iter_helpers import check_distinct, ensure_tuple
 from composer.utils.misc import model_eval_mode, needs_closure
 from composer.utils.numbers import int_at_least
 from composer.utils.reproducibility import seed_context
@@ -1241,6 +1241,7 @@ def algorithms_in(algorithms: Algorithm | Sequence[Algorithm] | None) -> tuple[A
 
     Raises:
         TypeError: An object is not an algorithm.
+        ValueError: An algorithm is given twice.
     """
     several: tuple[Any, ...] = ensure_tuple(algorithms)
     for each in several:
@@ -1248,6 +1249,7 @@ def algorithms_in(algorithms: Algorithm | Sequence[Algorithm] | None) -> tuple[A
             kind = each.__name__ if isinstance(each, type) else type(each).__name__
             what = f"the class `{kind}`; pass `{kind}(...)`" if isinstance(each, type) else kind
             raise TypeError(f"`algorithms` must be `Algorithm` objects, got {what}.")
+    check_distinct("algorithms", several)
     return several
 
 

@@ -68,7 +68,7 @@ from composer.trainer.optimizers import (
     check_schedulers,
     is_function,
 )
-from composer.trainer.options import Arguments, check_branch, check_distinct, described, weights_only
+from composer.trainer.options import Arguments, check_branch, described, weights_only
 from composer.trainer.precision import ClosureGradScaler
 from composer.trainer.ranks import DataParallel, SingleProcess
 from composer.trainer.remote_files import RemoteFiles, check_uris
@@ -83,6 +83,7 @@ from composer.utils import (
     reproducibility,
 )
 from composer.utils.collect_env import get_composer_env
+from composer.utils.iter_helpers import check_distinct
 from composer.utils.module_surgery import warn_about_narrow_convolutions
 from composer.utils.numbers import plain_number
 from composer.utils.terminal import open_stream
@@ -199,7 +200,6 @@ class TrainerParts:
         for optimizer in optimizers:
             device.optimizer_to_device(optimizer)
         algorithms = algorithms_in(arguments.algorithms)
-        check_distinct("algorithms", algorithms)
         if isinstance(model, ModuleWithLoss):
             _check_keys(model, algorithms)
         self.state = State(

@@ -28,9 +28,10 @@ from composer.core import (
 from composer.loggers import Logger
 from composer.models.module_with_loss import ModuleWithLoss, user_model_name
 from composer.optim import DecoupledSGDW
-from composer.trainer.options import check_distinct, described
+from composer.trainer.options import described
 from composer.utils import ensure_tuple
 from composer.utils import needs_closure as needs_closure  # the step takes it from here
+from composer.utils.iter_helpers import check_distinct
 
 
 def is_function(optimizers: Any) -> TypeGuard[Callable[[list[torch.nn.Parameter]], Any]]:

@@ -167,21 +167,6 @@ def described(value: Any) -> str:
     return type(value).__name__
 
 
-def check_distinct(argument: str, items: Sequence[Any]) -> None:
-    """Check that no object is given twice: it would run twice. Two objects of one class are fine.
-
-    Raises:
-        ValueError: An object is given twice.
-    """
-    if len({id(item) for item in items}) == len(items):
-        return
-    twice = next(item for index, item in enumerate(items) if any(item is other for other in items[:index]))
-    raise ValueError(
-        f"`{argument}` must contain every object once, got the same `{type(twice).__name__}` object twice: it would "
-        f"run twice at every event. Remove one, or create a second object."
-    )
-
-
 # ---- several arguments ----
 
 
