@@ -544,8 +544,8 @@ def _skip(loader: Any, batches: int, samples: int | None) -> Iterator[Any]:
     if batches and dist.get_global_rank() == 0:
         _log.warning(
             "Loading %d batches again to reach the position where the epoch continues. A loader with `state_dict` and "
-            "`load_state_dict` (such as torchdata's `StatefulDataLoader`) does not need this; `spin_dataloaders=False` "
-            "avoids it, but then starts the data of the epoch from the beginning.",
+            "`load_state_dict` (such as torchdata's `StatefulDataLoader`) does not need this. With a Trainer, "
+            "`spin_dataloaders=False` avoids it, but then starts the data of the epoch from the beginning.",
             batches,
         )
     iterator: Iterator[Any] = iter(loader)

@@ -37,7 +37,7 @@ class BatchTrainer:
         count_tokens: Weigh microbatches by the loss-generating tokens that the `DataSpec` counts; see `LossTerms`.
         compile_config: Arguments of `torch.compile` for the loss together with the forward pass, and for the steps of
             the optimizers; None: only `state.model` may be compiled.
-        default_microbatch_size: The `state.device_train_microbatch_size` if the user has requested none. Then each batch
+        default_microbatch_size: The `state.device_train_microbatch_size` if the user has requested none. Then a batch
             is trained whole, even if algorithms or a collate function have given it more samples.
     """
 
