@@ -139,8 +139,8 @@ def growth(workspace: Workspace) -> Iterator[str]:
             before = _code_lines_of_archive(run.stdout) if run.returncode == 0 else 0  # it had no source
             if now > before and package.fragments:
                 names = ", ".join(file.relative_to(workspace.root).as_posix() for file in package.fragments)
-                growth = f"{package.name} grew by {now - before} lines since {releases[-1]}"
-                grown.append(f"{growth}. Say what they buy: {names}")
+                grew = f"{package.name} grew by {now - before} lines since {releases[-1]}"
+                grown.append(f"{grew}. Say what they buy: {names}")
         yield f"{package.name:<36} {now:>7} {'-' if before is None else before:>9}"
     yield from grown
 
