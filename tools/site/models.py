@@ -37,7 +37,8 @@ def models(workspace: Workspace) -> Iterator[tuple[Package, str, Callable[..., A
         for name in package.entry_points.get("composer.models", {}):
             made = getattr(composer.models, name)
             kind = made if inspect.isclass(made) else inspect.signature(made, eval_str=True).return_annotation
-            if inspect.isclass(kind) and issubclass(kind, ComposerModel):
+            # `ModuleWithLoss` wraps any module, so there is nothing to draw.
+            if inspect.isclass(kind) and issubclass(kind, ComposerModel) and name != "ModuleWithLoss":
                 yield package, name, made
 
 
