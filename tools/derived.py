@@ -113,7 +113,7 @@ def stubs(workspace: Workspace) -> dict[Path, str]:
             own = {match[0] for match in _REEXPORT.finditer(text)} | set(_lazy_lines(group, text))
             texts[source.with_suffix(".pyi")] = _stub(entries | own, _ALL_OF.findall(text))
             if group == "composer":
-                texts[source.with_suffix(".pyi")] += "__version__: str\n"
+                texts[source.with_suffix(".pyi")] += '__version__: str\n"""The version of composer-core."""\n'
     return texts
 
 

@@ -14,6 +14,9 @@ from typing import Any
 
 __path__ = extend_path(__path__, __name__)  # editable installs keep the parts in different directories
 
+__version__: str
+"""The version of composer-core."""
+
 _CORE = "composer-core"
 _OWN = {  # the names of each part
     "core": "Algorithm Callback Engine Event State Time TimeUnit Timestamp",
