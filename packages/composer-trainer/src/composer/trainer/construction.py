@@ -404,7 +404,7 @@ class TrainerParts:
         options = config.get("options") or {}
         if config.get("backend", "inductor") == "inductor" and options.get("layout_optimization", True):
             advice = 'pass `compile_config={"options": {"layout_optimization": False}}`'
-            warn_about_narrow_convolutions(self._model, "`torch.compile` can choose", advice, stacklevel=6)
+            warn_about_narrow_convolutions(self._model, "`torch.compile` can choose", advice, stacklevel=5)
         self.state.model.compile(**config)
 
     def _announce(self, text: str) -> None:
