@@ -204,16 +204,18 @@ class Lease:
             )
 
     def _renew(self) -> None:
-        # If the folder cannot be read or written, the save says so.
-        with self._writing, suppress(Exception):
+        with self._writing:
             own = self._record
             if own is None:
                 return
-            record = self._read()
-            if record is None or record.get("token") == own["token"]:
-                self._write({**own, "renewed": time.time()})
-            else:
-                self._record, self._lost = None, _describe(record)
+            try:
+                record = self._read()
+                if record is None or record.get("token") == own["token"]:
+                    self._write({**own, "renewed": time.time()})
+                else:
+                    self._record, self._lost = None, _describe(record)
+            except Exception as error:  # noqa: BLE001 - if the folder cannot be read or written, the save says so
+                log.debug("The lease on %s was not renewed: %s", self.where, error)
 
     def release(self) -> None:
         """Release the lease, waiting some seconds for a store; it may be taken again later. Safe to call twice."""
