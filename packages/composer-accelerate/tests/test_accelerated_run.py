@@ -475,7 +475,7 @@ def test_clipping_by_the_loop_equals_the_algorithm() -> None:
 def test_what_keeps_parameters_of_its_own_is_refused(kind: DistributedType, monkeypatch: pytest.MonkeyPatch) -> None:
     accelerator = Accelerator(cpu=True)
     monkeypatch.setattr(type(accelerator), "distributed_type", property(lambda self: kind))
-    with pytest.raises(ValueError, match=f"must run on one device, or with DDP or FSDP2, got {kind.value}"):
+    with pytest.raises(ValueError, match=f"must be on one device, in DDP or sharded by FSDP2, got {kind.name}"):
         AcceleratedRun(accelerator, layers(), loss=criterion, max_duration="1ep")
 
 
@@ -483,7 +483,7 @@ def test_fsdp1_and_fp8_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     accelerator = Accelerator(cpu=True)
     with monkeypatch.context() as patch:
         patch.setattr(type(accelerator), "distributed_type", property(lambda self: DistributedType.FSDP))
-        with pytest.raises(ValueError, match=r"must not use FSDP1.*fsdp_version=2"):
+        with pytest.raises(ValueError, match=r"must not be sharded by FSDP1.*fsdp_version=2"):
             AcceleratedRun(accelerator, layers(), loss=criterion, max_duration="1ep")
     monkeypatch.setattr(type(accelerator), "mixed_precision", property(lambda self: "fp8"))
     with pytest.raises(ValueError, match="`mixed_precision` must be one of no, bf16, fp16, got 'fp8'"):

@@ -125,26 +125,6 @@ def test_seconds_are_estimated_by_training_time(clock: Any) -> None:
     assert loop.estimates == []  # this loop does not tell its durations, so there is no progress
 
 
-def test_a_resumed_run_goes_on_with_what_it_knew(clock: Any) -> None:
-    before = RuntimeEstimator(time_unit="seconds")
-    loop = Loop(clock, before)
-    loop.batches(4)
-    loop.evaluate()
-    after = RuntimeEstimator(time_unit="seconds")
-    resumed = Loop(clock, after)
-    resumed.state.timestamp = loop.state.timestamp
-    after.load_state_dict(before.state_dict())
-    assert after.state_dict() == before.state_dict()
-    resumed.batches(2)  # the first of them warms up
-    assert resumed.estimates == pytest.approx([4 * 2 + 4 * 0.25 * 10])
-
-
-def test_a_fresh_state_can_be_saved_and_loaded(clock: Any) -> None:
-    estimator = RuntimeEstimator()
-    estimator.load_state_dict(RuntimeEstimator().state_dict())
-    Loop(clock, estimator).batches(2)
-
-
 def test_a_run_without_end_warns_once(clock: Any) -> None:
     loop = Loop(clock, RuntimeEstimator(skip_batches=0), max_duration="10ba")
     loop.state._max_duration = None

@@ -27,21 +27,16 @@ os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"  # else gcsfs asks Goo
 restore_signals()
 
 
-@pytest.fixture(scope="session")
-def mlflow_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    from store_servers import serve_mlflow
-
-    with serve_mlflow(tmp_path_factory.mktemp("mlflow")) as address:
-        yield address
-
-
 @pytest.fixture
-def mlflow(mlflow_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The environment of MLflow's client, which finds the server where it looks for Databricks."""
-    monkeypatch.setenv("DATABRICKS_HOST", mlflow_server)
-    monkeypatch.setenv("DATABRICKS_TOKEN", "token")
+def mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """MLflow's own client with a store on the disk, where it looks for Databricks."""
+    import mlflow
+
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # a database takes ten seconds to make
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.setenv("MLFLOW_MULTIPART_UPLOAD_CHUNK_SIZE", "1")  # restored at the end
+    client, folder = mlflow.MlflowClient, f"file://{tmp_path}/mlflow"
+    monkeypatch.setattr(mlflow, "MlflowClient", lambda tracking: client(folder))
 
 
 @pytest.fixture

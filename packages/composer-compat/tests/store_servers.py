@@ -3,12 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import select
-import socket
-import socketserver
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -167,80 +161,6 @@ def serve_oci() -> Iterator[Any]:
     """A server with a part of OCI's API."""
     with _serving(_OCIHandler) as server:
         yield server
-
-
-class _Forwarder(socketserver.BaseRequestHandler):
-    def handle(self) -> None:
-        server: Any = self.server
-        server.connections += 1
-        with socket.create_connection(("127.0.0.1", server.target)) as there:
-            other = {self.request: there, there: self.request}
-            while not server.ended.is_set():
-                for ready in select.select([*other], [], [], 0.05)[0]:
-                    if server.frozen.is_set():
-                        server.waiting.set()
-                        server.ended.wait()
-                        return
-                    data = ready.recv(1 << 16)
-                    if not data:
-                        return
-                    other[ready].sendall(data)
-
-
-@contextmanager
-def forward(port: int) -> Iterator[Any]:
-    """A server that forwards to a port; its `port`, and the number of `connections` that were made to it.
-
-    While its event `frozen` is set, it reads and forwards no more; `waiting` is set when a client sends nevertheless.
-    """
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), _Forwarder) as made:
-        server: Any = made
-        server.daemon_threads = True
-        server.connections = 0
-        server.target, server.port = port, server.server_address[1]
-        server.frozen, server.waiting, server.ended = threading.Event(), threading.Event(), threading.Event()
-        thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.ended.set()
-            server.shutdown()
-            thread.join()
-
-
-_MLFLOW_SERVER = """
-import warnings
-warnings.simplefilter("ignore")
-from mlflow.server import app
-from werkzeug.serving import make_server
-
-server = make_server("127.0.0.1", 0, app, threaded=True)
-print(server.server_port, flush=True)
-server.serve_forever()
-"""
-
-
-@contextmanager
-def serve_mlflow(folder: Path) -> Iterator[str]:
-    """The server of MLflow, which stores everything in a folder; its address."""
-    environment = {
-        **os.environ,
-        "MLFLOW_ALLOW_FILE_STORE": "true",  # a database takes ten seconds to make
-        "_MLFLOW_SERVER_FILE_STORE": str(folder / "store"),
-        "_MLFLOW_SERVER_ARTIFACT_ROOT": f"file://{folder}/artifacts",
-    }
-    command = [sys.executable, "-c", _MLFLOW_SERVER]  # in a process of its own, because it sets the tracking URI
-    with (folder / "log").open("w") as log:
-        process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=log, text=True)
-    with process:
-        assert process.stdout is not None
-        port = process.stdout.readline().strip()
-        assert port, (folder / "log").read_text()
-        try:
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            process.kill()
 
 
 class FolderStore(ObjectStore):

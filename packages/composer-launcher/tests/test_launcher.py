@@ -252,14 +252,6 @@ def test_two_nodes_meet_at_the_first_one(tmp_path: Path, capfd: pytest.CaptureFi
     assert out == "1 1 0 3.0\n"
 
 
-def test_ranks_continue_when_the_reader_of_the_output_is_gone(tmp_path: Path) -> None:
-    with subprocess.Popen([*COMPOSER, "-n", "2", "-v", ACTOR, "report"], stderr=subprocess.PIPE) as process:
-        assert process.stderr is not None
-        process.stderr.close()
-
-    assert process.returncode == 0
-
-
 def test_a_port_in_use_is_reported(capfd: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as taken:
         taken.bind(("", 0))

@@ -273,22 +273,6 @@ def test_traces_are_printed_on_demand_above_the_bar(start: Any, terminal: io.Str
     assert log_traces == ("trace" in terminal.getvalue())
 
 
-def test_a_resumed_run_shows_the_last_loss(start: Any, terminal: io.StringIO) -> None:
-    first = ProgressBarLogger(io.StringIO())
-    run = start(first, "10ba", 10)
-    run.fit(stop_after=3)
-
-    second = ProgressBarLogger(terminal)
-    again = start(second, "10ba", 10)
-    again.state.timestamp = run.state.timestamp
-    second.load_state_dict(first.state_dict())
-    again.engine.run_event("fit_start")
-    again.engine.run_event("fit_end")
-
-    assert "| 3/10 [" in shown(terminal)[-1]
-    assert shown(terminal)[-1].endswith("loss=3]")
-
-
 def test_names_are_short_and_different() -> None:
     assert _short_names(["loss/train/total", "loss/train/ce", "metrics/train/Accuracy"]) == ["loss", "ce", "Accuracy"]
     assert _short_names(["metrics/a/Dice", "metrics/b/Dice"]) == ["metrics/a/Dice", "metrics/b/Dice"]

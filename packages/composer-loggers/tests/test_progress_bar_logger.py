@@ -1,4 +1,4 @@
-"""The bars, their progress and their saved state, with a replacement of tqdm."""
+"""The bars and their progress, with a replacement of tqdm."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
-import torch
 
 from composer.loggers.progress_bar_logger import ProgressBarLogger
 
@@ -151,51 +150,3 @@ def test_hyperparameters_are_printed_once_at_the_first_start(start: Any, bars: S
     stars = "*" * 30
 
     assert f"{stars}\nConfig:\nseed: 3\n\n{stars}\n" == stream.getvalue()
-
-
-# ---- resumption ----
-
-
-def test_both_bars_are_saved_and_restored_each_from_its_own_state(start: Any, bars: SimpleNamespace) -> None:
-    logger = ProgressBarLogger()
-    run = start(logger, "100sp", 10)
-    run.fit(stop_after=3)
-    run.state.set_dataloader([None] * 7, "eval")
-    run.engine.run_event("eval_start")
-    run.state.eval_timestamp = run.state.eval_timestamp.to_next_batch()
-    run.engine.run_event("eval_batch_end")
-    run.logger.log_metrics({"metrics/eval/accuracy": torch.tensor(0.5)})
-    saved = logger.state_dict()
-
-    assert {
-        "total": 100,
-        "position": 0,
-        "bar_format": saved["train_pbar"]["bar_format"],
-        "metrics": {"loss/train/total": 3.0},
-        "keys_to_log": ["loss/train"],
-        "n": 6,
-        "timestamp_key": "sample",
-    } == saved["train_pbar"]
-    assert tuple(saved["eval_pbar"][key] for key in ("total", "n", "metrics", "timestamp_key")) == (
-        7,
-        1,
-        {"metrics/eval/accuracy": 0.5},
-        "batch",
-    )
-    assert "train" in saved["train_pbar"]["bar_format"]
-    assert "eval" in saved["eval_pbar"]["bar_format"]
-
-    restored = ProgressBarLogger()
-    restored.load_state_dict(saved)
-
-    assert saved == restored.state_dict()
-
-
-def test_without_bars_there_is_nothing_to_save() -> None:
-    logger = ProgressBarLogger()
-
-    assert logger.state_dict() == {"train_pbar": None, "eval_pbar": None}
-
-    logger.load_state_dict({"train_pbar": None, "eval_pbar": None})
-
-    assert logger.state_dict() == {"train_pbar": None, "eval_pbar": None}

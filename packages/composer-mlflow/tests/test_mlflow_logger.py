@@ -310,7 +310,6 @@ def test_only_rank_zero_deletes_the_unused_run(
         monkeypatch.setattr("composer.utils.dist.get_global_rank", lambda rank=rank: rank)
         loggers[rank].load_state_dict(first.state_dict())
         runs[rank].engine.run_event("after_load")
-        assert client.get_run(begun).info.lifecycle_stage == "active"  # another rank may still be sending to it
         runs[rank].fit(1)
         assert client.get_run(begun).info.lifecycle_stage == ("deleted" if rank == 0 else "active")
 

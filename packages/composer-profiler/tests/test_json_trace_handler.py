@@ -165,7 +165,6 @@ def test_several_fits_are_on_one_timeline(
     check_trace(merged)
     begun = names(merged, "B")
     assert (begun["event/fit"], begun["event/batch"], begun["event/eval_standalone"]) == (3, 10, 1)
-    assert (tmp_path / "run/traces/ep0-ba4-rank0.1.json").exists()  # at the same time as another one
 
 
 def test_a_resumed_run_continues_the_merged_file(
@@ -322,9 +321,10 @@ def test_two_ranks_are_on_one_timeline(
     # The ranks train a batch at the same time: the exchange of gradients waits for both. Their clock is one, but each
     # rank reads it late after the barrier, if something else runs on its core; it knows by how much at most.
     late = max(e["args"]["value"] for e in merged if e["name"] == "clock_sync_error_bound")
-    shifts = [e["args"]["value"] for e in merged if e["name"] == "clock_shift_us"]
-    assert len(shifts) == 2
-    assert max(map(abs, shifts)) <= late
+    syncs = {
+        (e["pid"], e["args"]["number"]): e["args"]["value"] for e in merged if e["name"] == "clock_sync_timestamp_us"
+    }
+    assert abs(syncs[0, 1] - syncs[1, 1]) <= late
     spans = {(e["pid"], e["args"]["batch"], e["ph"]): e["ts"] for e in merged if e["name"] == "event/backward"}
     for batch in range(4):
         assert max(spans[(r, batch, "B")] for r in (0, 1)) < min(spans[(r, batch, "E")] for r in (0, 1)) + late

@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from composer.profiler import json_trace_merger
-from composer.profiler._traces import parse_trace
 from composer.profiler.json_trace_merger import merge_traces
 
 START = 1_700_000_000_000_000  # microseconds since 1970
@@ -76,17 +75,6 @@ def test_cycles_are_paired_by_the_number_of_their_barrier(tmp_path: Path) -> Non
     begins = {(pid, name): ts for pid, name, phase, ts in spans_of(merged(tmp_path, *contents)) if phase == "B"}
 
     assert begins == {(0, "cycle0"): 0, (1, "cycle0"): 0, (0, "cycle1"): 1_000_000, (1, "cycle1"): 1_000_000}
-
-
-def test_without_numbers_the_nearest_barriers_are_taken_to_be_one(tmp_path: Path) -> None:
-    plain = [{**fact("clock_sync_timestamp_us", 1, value=START + 3)}, *span("work", 1, START + 3, START + 9)]
-    others = [
-        torch_trace(0, span("work", 7, 0, 1), clock_sync_timestamp_us=START),
-        torch_trace(0, span("late", 7, 0, 1), clock_sync_timestamp_us=START + 5_000_000),
-    ]
-    events = merged(tmp_path, [*about(1), *plain], *others)
-
-    assert {ts for pid, _, phase, ts in spans_of(events) if phase == "B"} == {0}
 
 
 def test_merging_one_after_the_other_is_merging_at_once(tmp_path: Path, check_trace: Callable[[Any], None]) -> None:
@@ -181,31 +169,6 @@ def test_torch_times_keep_their_nanoseconds(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        '[{"a": 1}, {"b": 2}]',
-        '[{"a": 1},\n{"b": 2},\n]',
-        '[{"a": 1},\n{"b": 2},\n',
-        '[{"a": 1},\n{"b": 2}',
-        '  [{"a": 1}, {"b": 2}, {"c',
-        '[{"a": 1}, {"b": 2}, {"c": [1, "',
-    ],
-)
-def test_a_list_is_read_as_far_as_it_goes(text: str) -> None:
-    assert parse_trace(text) == [{"a": 1}, {"b": 2}]
-
-
-@given(st.lists(st.dictionaries(st.text(), st.one_of(st.integers(), st.text())), max_size=4), st.data())
-def test_complete_events_are_read_wherever_the_file_is_cut_off(events: list[Any], data: st.DataObject) -> None:
-    parts = [json.dumps(event) for event in events]
-    text = "[" + ",\n".join(parts)
-    at = data.draw(st.integers(1, len(text)))
-    whole = [event for n, event in enumerate(events) if 1 + sum(map(len, parts[: n + 1])) + 2 * n <= at]
-
-    assert parse_trace(text[:at]) == whole
-
-
-@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("no trace", "it is not JSON"),
@@ -272,7 +235,7 @@ def walk(tree: Tree, data: st.DataObject, now: list[int], rank: int, tid: int) -
     return events
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(
     st.lists(st.tuples(TREES, TREES), min_size=1, max_size=3),
     st.lists(st.integers(-1000, 1000), min_size=3, max_size=3),

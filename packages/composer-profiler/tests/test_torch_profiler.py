@@ -92,18 +92,6 @@ def test_a_run_that_ends_before_a_batch_is_recorded_saves_nothing(make_trainer: 
     assert files.paths == []
 
 
-def test_traces_of_the_same_batch_do_not_replace_each_other(
-    make_trainer: Callable[..., Trainer], tmp_path: Path, store: Any
-) -> None:
-    trainer = make_trainer(profiler_of(Files()), loggers=store, max_duration="1ep")
-    trainer.fit()
-    trainer.fit(duration="1ep", reset_time=True)
-
-    names = ["rank0.3.pt.trace.1.json", "rank0.3.pt.trace.json"]
-    assert sorted(path.name for path in tmp_path.rglob("*.json")) == names
-    assert sorted(store.files) == [f"run/torch_traces/{name}" for name in names]
-
-
 def test_newer_traces_are_not_replaced(make_trainer: Callable[..., Trainer]) -> None:
     make_trainer(profiler_of(Files())).fit()
     with pytest.raises(FileExistsError, match="must not be newer than the run"):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
 import threading
@@ -12,36 +10,31 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import requests
 import wandb
 
 from composer.loggers import WandBLogger
 
 PROGRAM = """
-import faulthandler, os, signal, sys, time, torch
-from pathlib import Path
+import faulthandler, sys, time, torch
 from composer.core import Engine, State
 from composer.loggers import Logger, WandBLogger
 
 faulthandler.dump_traceback_later(100)
-folder, own, frozen = sys.argv[1:]
-settings = {"init_timeout": 5}
-options = {"project": "tests", "init_kwargs": {"dir": folder, "settings": settings}}
-several = [WandBLogger(**options, delivery_timeout=3.0 if own == "own" else None) for _ in range(2)]
+options = {"project": "tests", "init_kwargs": {"dir": sys.argv[1], "settings": {"init_timeout": 5}}}
+several = [WandBLogger(**options) for _ in range(2)]
 state = State(model=torch.nn.Linear(1, 1), max_duration="1ep", run_name="my-run", dataloader=[1], callbacks=several)
-logger = Logger(state, several, delivery_timeout=60.0 if own == "own" else 3.0)
+logger = Logger(state, several, delivery_timeout=3.0)
 engine = Engine(state, logger)
 engine.run_event("init")
 engine.run_event("fit_start")
 for step in range(50):
     engine.logger.log_metrics({"loss": torch.tensor(float(step))}, step)
 engine.run_event("fit_end")
-for file in Path("/proc").glob("[0-9]*/status") if frozen == "frozen" else []:
-    if f"PPid:\\t{os.getpid()}\\n" in file.read_text():
-        os.kill(int(file.parent.name), signal.SIGSTOP)
-        print(file.parent.name, file=sys.stderr)
 engine.close()
 deadline = logger.delivery_deadline.for_service()  # shares the time that is lost
 print("lost", round(deadline.timeout - deadline.left(time.monotonic()), 3))
@@ -57,7 +50,7 @@ def server(kind: str) -> Iterator[str]:
     """A W&B server, as far as a run needs it.
 
     Args:
-        kind: "hangs" once a run is open, "answers 500" to everything, or "is empty", having no artifacts.
+        kind: "hangs" once a run is open, or "is empty", having no artifacts.
     """
     done = threading.Event()
 
@@ -73,7 +66,7 @@ def server(kind: str) -> Iterator[str]:
                 answer = {"upsertBucket": {"bucket": {**_RUN, "name": name}, "inserted": True}, "project": None}
                 answer["viewer"] = {"id": "V", "username": "u", "entity": "team", "flags": "{}", "teams": {"edges": []}}
             text = json.dumps({"data": answer} if answer else {}).encode()
-            self.send_response(500 if kind == "answers 500" else 200)
+            self.send_response(200)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(text)))
             self.end_headers()
@@ -107,9 +100,9 @@ def use(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "online")
 
 
-def run(folder: Path, *arguments: str) -> tuple[str, str]:
+def run(folder: Path) -> tuple[str, str]:
     """Run the program, which must end, and return its output. W&B's process may outlive it, with its pipes."""
-    command = [sys.executable, "-c", PROGRAM, str(folder), *arguments]
+    command = [sys.executable, "-c", PROGRAM, str(folder)]
     out, err = folder / "out.txt", folder / "err.txt"
     with out.open("w") as out_file, err.open("w") as err_file:
         process = subprocess.Popen(command, stdout=out_file, stderr=err_file)
@@ -123,12 +116,11 @@ def run(folder: Path, *arguments: str) -> tuple[str, str]:
     return out.read_text(), err.read_text()
 
 
-@pytest.mark.parametrize("own", ["own", "shared"])
-def test_a_process_ends_although_its_server_hangs(own: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_ends_although_its_server_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """W&B itself would try for days. Of two runs that share the time, the second is given a tenth of it."""
     with server("hangs") as uri:
         use(uri, monkeypatch)
-        out, err = run(tmp_path, own, "")
+        out, err = run(tmp_path)
 
     folders = sorted(str(folder) for folder in tmp_path.glob("wandb/run-*/files"))
     assert 2 == len(folders)
@@ -136,25 +128,8 @@ def test_a_process_ends_although_its_server_hangs(own: str, tmp_path: Path, monk
         assert f"The upload to W&B; it is kept in {folder} for `wandb sync`, and has not ended" in err
     assert 2 == len(list(tmp_path.glob("wandb/run-*/*.wandb")))
     lost = float(out.split()[-1])
-    if own == "own":
-        assert 0 == lost
-        assert 2 == err.count("has not ended in 3 seconds")
-    else:
-        assert 3 <= lost < 6
-        assert 1 == err.count("has not ended in 0.3 seconds")
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="finds W&B's process in /proc")
-def test_a_process_ends_although_the_process_that_uploads_hangs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with server("hangs") as uri:
-        use(uri, monkeypatch)
-        _, err = run(tmp_path, "shared", "frozen")
-
-    (frozen,) = (int(line) for line in err.splitlines() if line.isdigit())
-    os.kill(frozen, signal.SIGKILL)
-    assert "W&B's process has not ended in 10 seconds" in err
+    assert 3 <= lost < 6
+    assert 1 == err.count("has not ended in 0.3 seconds")
 
 
 def test_a_missing_artifact_differs_from_a_server_that_is_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,9 +143,13 @@ def test_a_missing_artifact_differs_from_a_server_that_is_down(tmp_path: Path, m
 def test_a_server_that_is_down_does_not_count_as_one_without_the_artifact(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    logger = WandBLogger(project="tests", entity="team")
-    with server("answers 500") as uri:
-        use(uri, monkeypatch)
-        with pytest.raises(wandb.errors.Error) as caught:
-            logger.download_file("ep1.pt", str(tmp_path / "a"))
-    assert not isinstance(caught.value, FileNotFoundError)
+    response = requests.Response()
+    response.status_code = 503
+    failure = wandb.errors.CommError("unavailable", requests.HTTPError(response=response))
+
+    def fail(path: str) -> None:
+        raise failure
+
+    monkeypatch.setattr(wandb, "Api", lambda: SimpleNamespace(artifact=fail))
+    with pytest.raises(wandb.errors.CommError, match="unavailable"):
+        WandBLogger(project="tests", entity="team").download_file("ep1.pt", str(tmp_path / "a"))

@@ -30,17 +30,19 @@ from composer.loggers import LoggerDestination
 from composer.loop import HostedRun
 from composer.loop.hosted_run import algorithms_in
 from composer.loop.position import set_epoch
-from composer.loop.skin import UNAVAILABLE, conflicts, hooks_by_event, missing_loss, raise_all
+from composer.loop.skin import (
+    UNAVAILABLE,
+    conflicts,
+    distribution_problems,
+    hooks_by_event,
+    missing_loss,
+    raise_all,
+)
 from composer.models.base import total_loss
 from composer.utils import get_device
 from composer.utils.misc import needs_closure
 
 _PRECISIONS = {"no": Precision.FP32, "bf16": Precision.AMP_BF16, "fp16": Precision.AMP_FP16}
-_REFUSED = {
-    DistributedType.DEEPSPEED: "DeepSpeed steps inside `accelerator.backward` and keeps parameters of its own",
-    DistributedType.MEGATRON_LM: "Megatron-LM replaces the model, the data and the loop",
-    DistributedType.XLA: "XLA traces a step, in which algorithms run Python code",
-}
 _HOOKS = hooks_by_event(
     INIT="run.prepare",
     AFTER_LOAD="run.epochs",
@@ -486,14 +488,7 @@ class AcceleratedRun:
 
 def _problems(accelerator: Accelerator) -> Iterator[str]:
     """Yield a message for each setting of Accelerate that changes parameters, layers or the loop."""
-    kind = accelerator.distributed_type
-    if kind in _REFUSED:
-        yield f"`accelerator` must run on one device, or with DDP or FSDP2, got {kind.value}. {_REFUSED[kind]}."
-    if kind is DistributedType.FSDP and not accelerator.is_fsdp2:
-        yield (
-            "`accelerator` must not use FSDP1, which flattens parameters. Use "
-            "`FullyShardedDataParallelPlugin(fsdp_version=2)`."
-        )
+    yield from distribution_problems(accelerator)
     if accelerator.mixed_precision not in _PRECISIONS:
         yield (
             f"`mixed_precision` must be one of {', '.join(_PRECISIONS)}, got {accelerator.mixed_precision!r}, which "

@@ -39,8 +39,7 @@ class RuntimeEstimator(Callback):
     **Cost** none on the device.
 
     Args:
-        skip_batches: Number of batches at the start that are not measured, because they include warmup, even after a
-            resumption.
+        skip_batches: Number of batches of this process that are not measured at the start, because they include warmup.
         time_unit: "seconds", "minutes", "hours" or "days".
 
     Attributes:
@@ -49,8 +48,8 @@ class RuntimeEstimator(Callback):
     Raises:
         ValueError: `skip_batches` is negative or `time_unit` is unknown.
 
-    Differs: measurements are saved and loaded with the run; pauses between two calls of `fit`, and evaluations outside
-        of `fit`, do not count.
+    Differs: pauses between two calls of `fit`, and evaluations outside of `fit`, do not count. A resumed run measures
+        anew.
     """
 
     metrics: ClassVar[Declared] = {
@@ -64,7 +63,6 @@ class RuntimeEstimator(Callback):
 
     def _reset(self) -> None:
         self._left_to_skip = self.skip_batches
-        self._unit: TimeUnit | None = None  # unit of the measured progress
         self._seconds = self._done = 0.0  # measured time and progress
         self._batches = 0
         self._start: tuple[float, float, int] | None = None  # clock, progress and batch of the last measurement
@@ -75,28 +73,6 @@ class RuntimeEstimator(Callback):
         self._eval_start: float | None = None
         self._warned, self._is_training = False, True
         self.eval_frequency_per_label: dict[str, float] = {}
-
-    # ---- saving ----
-
-    def state_dict(self) -> dict[str, Any]:
-        self._measure()
-        return {
-            "unit": None if self._unit is None else self._unit.value,
-            "seconds": self._seconds,
-            "done": self._done,
-            "batches": self._batches,
-            "first_batch": self._first_batch,
-            "evals": dict(self._evals),
-            "eval_frequency_per_label": dict(self.eval_frequency_per_label),
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._reset()
-        self._unit = None if state["unit"] is None else TimeUnit(state["unit"])
-        self._seconds, self._done, self._batches = state["seconds"], state["done"], state["batches"]
-        self._first_batch = state["first_batch"]
-        self._evals = {label: (count, seconds) for label, (count, seconds) in state["evals"].items()}
-        self.eval_frequency_per_label = dict(state["eval_frequency_per_label"])
 
     # ---- events ----
 
@@ -175,9 +151,11 @@ class RuntimeEstimator(Callback):
         self._measure()
         if state.max_duration is None:
             return
-        scale = self._scale = _Scale(state.max_duration, state._dataloader_len)
-        if scale.unit is not self._unit:  # `max_duration` was changed to another unit
-            self._unit, self._seconds, self._done, self._batches = scale.unit, 0.0, 0.0, 0
+        limit, length = state.max_duration, state._dataloader_len
+        scale = self._scale
+        if scale is None or scale.limit is not limit or scale.length != length:  # progress has another unit now
+            scale = self._scale = _Scale(limit, length)
+            self._seconds, self._done, self._batches = 0.0, 0.0, 0
         self._start = (time.perf_counter(), scale.done(state.timestamp), state.timestamp.batches)
 
     def _pause(self) -> None:

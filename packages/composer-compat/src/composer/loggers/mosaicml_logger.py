@@ -9,15 +9,14 @@ import warnings
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from composer.core import Time, TimeUnit
 from composer.core.deferred_value import DeferredValue
-from composer.loggers import LoggerDestination
-from composer.loggers.spi import Logged, Sender, hold_metrics
+from composer.loggers.spi import Logged, Sender, ServiceLogger, hold_metrics
 from composer.utils import check_finite, dist, ensure_tuple
 from composer.utils.delivery import DeliveryDeadline
 from composer.utils.file_helpers import without_password
@@ -42,7 +41,7 @@ MOSAICML_GPU_LOG_FILE_PREFIX_ENV_VAR = "MOSAICML_GPU_LOG_FILE_PREFIX"
 _PAGES = {"WandBLogger": "wandb/run_url", "MLFlowLogger": "mlflow/run_url"}
 
 
-class MosaicMLLogger(LoggerDestination):
+class MosaicMLLogger(ServiceLogger):
     """Logger for the metadata of a run on the MosaicML platform, through its client `mcli`.
 
     Rank 0 collects the latest value of each key and sends them all with `mcli.update_run_metadata` every `log_interval`
@@ -70,8 +69,6 @@ class MosaicMLLogger(LoggerDestination):
         UserWarning: `mcli` is not installed, so nothing is sent.
     """
 
-    accepts_deferred: ClassVar[bool] = True
-
     def __init__(
         self,
         log_interval: float = 60,
@@ -85,7 +82,6 @@ class MosaicMLLogger(LoggerDestination):
         self.run_name = os.environ.get(RUN_NAME_ENV_VAR)
         self._ignored: dict[str, bool] = {}  # whether `ignore_keys` matches, by key
         self._unsent: dict[str, Any] = {}  # used by the thread only
-        self._sender: Sender | None = None
         self._savers: list[Any] = []
         self._num_uploaded = 0  # checkpoints
         self._enabled = self._can_send()
@@ -118,7 +114,7 @@ class MosaicMLLogger(LoggerDestination):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes without the thread, which cannot be copied."""
-        return {**vars(self), "_sender": None, "_savers": []}
+        return {**super().__getstate__(), "_savers": []}
 
     # ---- values ----
 
@@ -179,6 +175,7 @@ class MosaicMLLogger(LoggerDestination):
         self._log_run_urls(logger)
 
     def fit_start(self, state: State, logger: Logger) -> None:
+        super().fit_start(state, logger)
         self._savers = [c for c in state.callbacks if hasattr(c, "all_saved_checkpoints_to_timestamp")]
         self._num_uploaded = self._num_saved()
         self._log_run_urls(logger)
@@ -194,12 +191,7 @@ class MosaicMLLogger(LoggerDestination):
     def fit_end(self, state: State, logger: Logger) -> None:
         self._log_upload_time()
         self.log_metadata({"train_finished_time": time.time(), **_progress(state)})
-        if self._sender is not None:
-            self._sender.flush()
-
-    def close(self, state: State, logger: Logger) -> None:
-        if self._sender is not None:
-            self._sender.flush(check=False)
+        super().fit_end(state, logger)
 
     def post_close(self) -> None:
         sender, self._sender, self._savers = self._sender, None, []

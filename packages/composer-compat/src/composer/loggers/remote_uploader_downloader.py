@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import multiprocessing
 import os
 import queue
 import tempfile
@@ -14,25 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from composer.checkpoint.download import get_file
-from composer.checkpoint.ranks import check_on_first_rank
 from composer.checkpoint.storage import check_bucket, split_uri, without_password
-from composer.checkpoint.upload import Send, Uploader
+from composer.checkpoint.upload import Uploader
 from composer.core import State
 from composer.loggers import Logger, LoggerDestination
 from composer.loggers.spi import check_delivery_options
-from composer.utils import check_integers, format_name_with_dist, is_uri
+from composer.utils import check_integers, ensure_tuple, format_name_with_dist, is_uri
 from composer.utils.delivery import DeliveryDeadline
-from composer.utils.object_store.backend_uploads import (
-    CREDENTIALS_FILE,
-    Backend,
-    UploadProcesses,
-    stagger,
-    upload_copy,
-)
+from composer.utils.object_store.backend_uploads import CREDENTIALS_FILE, Backend, upload_copy
 from composer.utils.object_store.object_store import ObjectStore
 from composer.utils.object_store.remote_paths import validate_credentials
-
-log = logging.getLogger(__name__)
 
 _SILENCE_SECONDS = 60.0
 
@@ -56,8 +45,7 @@ class RemoteUploaderDownloader(LoggerDestination):
             `FORMAT_NAME_WITH_DIST_TABLE`.
         num_concurrent_uploads: The number of simultaneous uploads.
         upload_staging_folder: The folder for copies; else a temporary one.
-        use_procs: Upload in processes, else in threads. The processes are spawned: the script that trains must be
-            importable, with its code under `if __name__ == "__main__"`.
+        use_procs: Has no effect: uploads run in threads.
         num_attempts: The maximum number of attempts after transient failures.
         on_error: What a Trainer does if an upload fails: "warn" (once; the run continues) or "raise".
 
@@ -90,11 +78,10 @@ class RemoteUploaderDownloader(LoggerDestination):
         self.file_path_format_string = file_path_format_string
         self.num_attempts, self.use_procs = num_attempts, use_procs
         self.upload_staging_folder = upload_staging_folder
-        self._num_concurrent_uploads = num_concurrent_uploads
+        self._num_concurrent_uploads = num_concurrent_uploads  # programs of the reference set this name
         self._staging: Path | None = None
         self._run_name: str | None = None
         self._uploader: Uploader | None = None
-        self._processes: UploadProcesses | None = None
         self._exception_queue: queue.Queue[BaseException] = queue.Queue()
         self._lost: list[str] = []  # the names of failed uploads
 
@@ -136,22 +123,14 @@ class RemoteUploaderDownloader(LoggerDestination):
             raise RuntimeError("The `RemoteUploaderDownloader` is already initialized. Make one for each run.")
         self._run_name = state.run_name
         self._backend = self._backend.with_mlflow_ids()
-        check_on_first_rank(
-            lambda: validate_credentials(self.remote_backend, self._remote_name(CREDENTIALS_FILE)),
-            problem=f"Rank 0 cannot upload to {without_password(self._backend.uri)}",
+        self._backend.check_credentials(
+            lambda: validate_credentials(self.remote_backend, self._remote_name(CREDENTIALS_FILE))
         )
-        storage = self._backend.storage(self.num_attempts)
-        send: Send = storage.upload
-        if self.use_procs:
-            context = multiprocessing.get_context("spawn")
-            self._processes = UploadProcesses(context, self._backend, self._num_concurrent_uploads, self.num_attempts)
-            send = self._processes.send
         deadline = getattr(logger, "delivery_deadline", None)
         self._uploader = Uploader(
-            storage,
+            self._backend.storage(self.num_attempts),
             concurrent=self._num_concurrent_uploads,
             timeout=deadline.for_service() if isinstance(deadline, DeliveryDeadline) else _SILENCE_SECONDS,
-            send=stagger(send),
         )
 
     def can_upload_files(self) -> bool:
@@ -221,19 +200,17 @@ class RemoteUploaderDownloader(LoggerDestination):
         get_file(self._served_name(remote_file_name), destination, self.remote_backend, overwrite, progress_bar)
 
     def batch_end(self, state: State, logger: Logger) -> None:
-        self._check()
+        if not self._exception_queue.empty():
+            raise self._exception_queue.queue[0]
 
-    def epoch_end(self, state: State, logger: Logger) -> None:
-        self._check()
+    epoch_end = batch_end
 
     def fit_end(self, state: State, logger: Logger) -> None:
-        self._wait()
+        if self._uploader is not None:
+            self._uploader.wait()
 
-    def eval_standalone_end(self, state: State, logger: Logger) -> None:
-        self._wait()
-
-    def predict_end(self, state: State, logger: Logger) -> None:
-        self._wait()
+    eval_standalone_end = fit_end
+    predict_end = fit_end
 
     def post_close(self) -> None:
         """Wait for the uploads, end threads and processes, and warn of what was not uploaded."""
@@ -245,8 +222,6 @@ class RemoteUploaderDownloader(LoggerDestination):
             uploader.close()
         except Exception as error:  # noqa: BLE001 - the warning names it, and the files
             reason = f" ({error})"
-        if self._processes is not None:
-            self._processes.close()
         lost = list(dict.fromkeys([*self._lost, *uploader.pending]))
         if lost:
             warnings.warn(
@@ -266,7 +241,7 @@ class RemoteUploaderDownloader(LoggerDestination):
         inside = self._name_in_store(remote_file_name)
         if inside is None:
             raise ValueError(
-                f"`remote_file_name` must be a name or a URI in {self._backend.shown}, got "
+                f"`remote_file_name` must be a name or a URI in {without_password(self._backend.uri)}, got "
                 f"{without_password(remote_file_name)!r}."
             )
         return self._remote_name(inside)
@@ -278,15 +253,6 @@ class RemoteUploaderDownloader(LoggerDestination):
             self.file_path_format_string, self._run_name, remote_file_name=remote_file_name.lstrip("/")
         )
         return os.path.normpath(name.lstrip("/")).replace(os.sep, "/")
-
-    def _check(self) -> None:
-        """Raise the failure of an upload, if there is one. Costs next to nothing."""
-        if not self._exception_queue.empty():
-            raise self._exception_queue.queue[0]
-
-    def _wait(self) -> None:
-        if self._uploader is not None:
-            self._uploader.wait()
 
 
 def maybe_create_remote_uploader_downloader_from_uri(
@@ -310,12 +276,9 @@ def maybe_create_remote_uploader_downloader_from_uri(
     scheme, bucket, path = split_uri(uri)
     if scheme == "":
         return None
-    for logger in loggers if isinstance(loggers, Sequence) else (loggers,):
-        if (
-            isinstance(logger, RemoteUploaderDownloader)
-            and logger.serves(uri)
-            and (scheme != "dbfs" or logger.backend_kwargs.get("path") == path)
-        ):
+    for logger in ensure_tuple(loggers):
+        is_there = isinstance(logger, RemoteUploaderDownloader) and logger.serves(uri)
+        if is_there and (scheme != "dbfs" or logger.backend_kwargs.get("path") == path):
             warnings.warn(
                 f"There already exists a RemoteUploaderDownloader object to handle the uri {shown!r}, so no other one "
                 f"is made.",

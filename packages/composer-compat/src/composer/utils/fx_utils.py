@@ -5,7 +5,6 @@ from __future__ import annotations
 import operator
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -142,10 +141,10 @@ def apply_stochastic_residual(gm: GraphModule, drop_rate: float = 0.2) -> tuple[
     """Skip residual blocks at random in training. Changes `gm` in place.
 
     A residual block is an addition of `f(x)` and a shortcut, in any order. The shortcut is x or a projection of it by
-    convolutions, linear layers, normalizations and poolings; `f` has parameters and is longer than the projection. Its
-    values are used only in the addition. Each block becomes a module `stochastic_residual_<i>`, to which its layers
-    move. In training it returns the shortcut with probability `drop_rate`, without computing `f(x)`, for the whole
-    batch. In evaluation `f(x)` is scaled by the probability of not dropping it.
+    convolutions, linear layers, normalizations and poolings; `f` has layers with parameters and is longer than the
+    projection. Its values are used only in the addition. Each block becomes a module `stochastic_residual_<i>`, to
+    which its layers move. In training it returns the shortcut with probability `drop_rate`, without computing `f(x)`,
+    for the whole batch. In evaluation `f(x)` is scaled by the probability of not dropping it.
 
     Ranks skip different blocks, so `DistributedDataParallel` must find unused parameters.
 
@@ -254,42 +253,25 @@ def _find_block(gm: GraphModule, addition: Node) -> _Block | None:
     if not isinstance(first, Node) or not isinstance(second, Node) or first is second:
         return None
     order = _order(gm.graph)
-    before = {node: _reachable(node, lambda each: each.all_input_nodes) for node in (first, second)}
-    for entry, end in ((first, second), (second, first)):
-        if entry in before[end]:
-            branch = sorted((before[end] | {end}) & _descendants(entry), key=order)
-            return _Block(addition, entry, branch, []) if _can_skip(gm, branch, addition) else None
+    before = {node: {node, *_reachable(node, lambda each: each.all_input_nodes)} for node in (first, second)}
     common = before[first] & before[second]
     if not common:
         return None
     entry = max(common, key=order)
-    sides = [sorted((before[end] | {end}) & _descendants(entry), key=order) for end in (first, second)]
-    shortcut, branch = sorted(sides, key=len)
+    after = _reachable(entry, lambda node: node.users)
+    shortcut, branch = sorted((sorted(before[end] & after, key=order) for end in (first, second)), key=len)
     projects = all(n.op == "call_module" and isinstance(_module(gm, n), _PROJECTIONS) for n in shortcut)
-    if len(shortcut) == len(branch) or not projects:
+    learns = any(n.op == "call_module" and [*_module(gm, n).parameters()] for n in branch)
+    if len(shortcut) == len(branch) or not (projects and learns):
         return None
-    if not _is_closed(shortcut, addition) or not _can_skip(gm, branch, addition):
-        return None
-    return _Block(addition, entry, branch, shortcut)
-
-
-def _can_skip(gm: GraphModule, branch: Sequence[Node], addition: Node) -> bool:
-    """Return True if a branch has parameters, and its values are used outside it only by the addition."""
-    layers = (_module(gm, node) for node in branch if node.op == "call_module")
-    sources = {*branch, *(source for node in branch for source in node.all_input_nodes)}
-    attributes = (operator.attrgetter(str(node.target))(gm) for node in sources if node.op == "get_attr")
-    parameters = (parameter for layer in layers for parameter in layer.parameters())
-    learns = any(isinstance(each, nn.Parameter) for each in chain(parameters, attributes))
-    return learns and _is_closed(branch, addition)
+    is_closed = _is_closed(shortcut, addition) and _is_closed(branch, addition)
+    return _Block(addition, entry, branch, shortcut) if is_closed else None
 
 
 def _is_closed(nodes: Sequence[Node], addition: Node) -> bool:
+    """Return True if the values of nodes are used outside of them only by the addition."""
     inside = {*nodes, addition}
     return all(user in inside for node in nodes for user in node.users)
-
-
-def _descendants(node: Node) -> set[Node]:
-    return _reachable(node, lambda node: node.users)
 
 
 def _reachable(start: Node, neighbors: Callable[[Node], Iterable[Node]]) -> set[Node]:
@@ -314,16 +296,11 @@ def _submodule(gm: GraphModule, inputs: Sequence[Node], nodes: Sequence[Node]) -
     return GraphModule(gm, graph)
 
 
-def _can_fuse(layers: Sequence[nn.Module], keep_weights: bool) -> bool:
+def _can_fuse(layers: Sequence[Any], keep_weights: bool) -> bool:
     """Return True if linear layers of one input can be one layer."""
-    kinds = {
-        (layer.bias is None, layer.weight.dtype, layer.weight.device, layer.training)
-        for layer in layers
-        if isinstance(layer.weight, torch.Tensor)
-    }
+    kinds = {(layer.bias is None, layer.weight.dtype, layer.weight.device, layer.training) for layer in layers}
     trainable = {parameter.requires_grad for layer in layers for parameter in layer.parameters()}
-    has_hooks = any(layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks for layer in layers)
-    return len(kinds) == 1 and not has_hooks and not (keep_weights and len(trainable) > 1)
+    return len(kinds) == 1 and not (keep_weights and len(trainable) > 1)
 
 
 def _fuse(gm: GraphModule, source: Node, parts: Sequence[Node], layers: Sequence[Any], keep_weights: bool) -> None:

@@ -1,38 +1,29 @@
-"""Uploads files to a folder of an object store, in processes, each with a future."""
+"""Uploads files to a folder of an object store, each with a future."""
 
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import os
 import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import Future
 from contextlib import suppress
 from enum import Enum
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from composer.checkpoint.ranks import check_on_first_rank
 from composer.checkpoint.storage import without_password
 from composer.checkpoint.upload import Uploader
 from composer.utils import int_at_least, is_uri
-from composer.utils.object_store.backend_uploads import (
-    CREDENTIALS_FILE,
-    Backend,
-    UploadProcesses,
-    stagger,
-    upload_copy,
-)
+from composer.utils.object_store.backend_uploads import CREDENTIALS_FILE, Backend, upload_copy
 from composer.utils.object_store.object_store import ObjectStore
 from composer.utils.object_store.remote_paths import validate_credentials
 
 log = logging.getLogger(__name__)
 
-_LOOK_SECONDS = 10.0
 _KINDS = ("dbfs", "gs", "libcloud", "oci", "s3", "sftp")
 
 
@@ -55,7 +46,7 @@ class RemoteUploader:
     Args:
         remote_folder: The URI of the folder, such as `s3://bucket/folder`. Names of files are relative to the bucket.
         backend_kwargs: More arguments of the object store's class.
-        num_concurrent_uploads: The number of processes that upload.
+        num_concurrent_uploads: The number of simultaneous uploads.
         num_attempts: The maximum number of attempts after transient failures.
 
     Attributes:
@@ -89,25 +80,11 @@ class RemoteUploader:
             )
         self.remote_backend_name, self.remote_bucket_name = self._backend.name, self._backend.bucket
         self.futures: list[Future[None]] = []
+        self.path, self.backend_kwargs = self._backend.path, self._backend.arguments
         self._uploader: Uploader | None = None
-        self._processes: UploadProcesses | None = None
         self._staging: Path | None = None
-        # The last upload of each name until it is found done, and then the names of those that failed: a future would
-        # keep the frames of its error.
-        self._last: dict[str, Future[None]] = {}
-        self._failed: set[str] = set()
-        self._ended = threading.Event()
-        self._checks: list[Future[RemoteFilesExistingCheckStatus]] = []
-
-    @property
-    def path(self) -> str:
-        """The folder in the bucket."""
-        return self._backend.path
-
-    @property
-    def backend_kwargs(self) -> dict[str, Any]:
-        """The arguments of the object store's class."""
-        return self._backend.arguments
+        self._failed: set[str] = set()  # the names whose last upload failed
+        self._closed = threading.Event()
 
     @cached_property
     def remote_backend(self) -> ObjectStore:
@@ -126,8 +103,8 @@ class RemoteUploader:
             RuntimeError: Rank 0 cannot upload because of any other error.
         """
         self._backend = self._backend.with_mlflow_ids()
-        problem = f"Rank 0 cannot upload to {without_password(self._backend.uri)}"
-        check_on_first_rank(lambda: validate_credentials(self.remote_backend, CREDENTIALS_FILE), problem)
+        self.path, self.backend_kwargs = self._backend.path, self._backend.arguments
+        self._backend.check_credentials(lambda: validate_credentials(self.remote_backend, CREDENTIALS_FILE))
 
     def upload_file_async(
         self, remote_file_name: str, file_path: str | os.PathLike[str], overwrite: bool
@@ -146,11 +123,14 @@ class RemoteUploader:
             FileNotFoundError: There is no such file.
             ValueError: The name leaves the bucket, or the folder of SFTP.
         """
-        uploader = self._open()
-        assert self._staging is not None, "`_open` has made it"
+        if self._uploader is None:
+            self._staging = Path(tempfile.mkdtemp(prefix="composer-uploads-"))
+            self._uploader = Uploader(self._backend.storage(self.num_attempts), concurrent=self.num_concurrent_uploads)
+        assert self._staging is not None, "made with the uploader"
         name = remote_file_name.lstrip("/")
-        future = upload_copy(uploader, Path(file_path), self._staging, name, overwrite)
-        self._last[name] = future
+        future = upload_copy(self._uploader, Path(file_path), self._staging, name, overwrite)
+        self._failed.discard(name)
+        future.add_done_callback(lambda done: None if done.exception() is None else self._failed.add(name))
         self.futures.append(future)
         return future
 
@@ -162,8 +142,8 @@ class RemoteUploader:
         """
         done = [future for future in self.futures if future.done()]
         self.futures = [future for future in self.futures if future not in done]  # more may be done by now
-        self._forget_uploads()
-        _raise_first_failure(done)
+        for future in done:
+            future.result()
 
     def wait(self) -> None:
         """Wait for all uploads.
@@ -172,16 +152,13 @@ class RemoteUploader:
             TimeoutError: The store hangs; the message names the first file.
             Exception: The first failure of an upload.
         """
-        futures, self.futures = self.futures, []
-        if self._uploader is None:
-            return
-        with suppress(Exception):  # a failure, even that of a store that hangs, is the result of its future
-            self._uploader.wait()
-        self._forget_uploads()
-        _raise_first_failure(futures)
+        if self._uploader is not None:
+            with suppress(Exception):  # a failure, even that of a store that hangs, is the result of its future
+                self._uploader.wait()
+        self.check_workers()
 
     def wait_and_close(self) -> None:
-        """Wait for all uploads, and end threads and processes. A later upload starts new ones.
+        """Wait for all uploads, and end the threads. A later upload starts new ones.
 
         Raises:
             Exception: As `wait`.
@@ -189,20 +166,12 @@ class RemoteUploader:
         try:
             self.wait()
         finally:
-            self._ended.set()
-            for check in self._checks:
-                # The thread of the check may wait for a store that hangs.
-                _end(check, RemoteFilesExistingCheckStatus.TIMEOUT)
-            self._ended, self._checks = threading.Event(), []
+            self._closed.set()
+            self._closed = threading.Event()
             uploader, self._uploader = self._uploader, None
-            processes, self._processes = self._processes, None
             staging, self._staging = self._staging, None
-            try:
-                if uploader is not None:
-                    uploader.close()
-            finally:
-                if processes is not None:
-                    processes.close()
+            if uploader is not None:
+                uploader.close()
             if staging is not None and not any(staging.iterdir()):  # the copies of failed uploads are kept
                 staging.rmdir()
 
@@ -216,76 +185,35 @@ class RemoteUploader:
 
         Args:
             remote_checkpoint_file_names: The names in the bucket.
-            max_wait_time_in_seconds: How long to watch; the first check may take ten seconds.
+            max_wait_time_in_seconds: How long to watch; a request that the store does not answer takes longer.
             wait_before_next_try_in_seconds: The pause between two checks.
 
         Returns:
             The outcome: all exist, it took too long (or this object was closed), or this object could not upload one
             of them.
         """
+        names = [name.lstrip("/") for name in remote_checkpoint_file_names]
+        end, closed = time.monotonic() + max_wait_time_in_seconds, self._closed
+
+        def watch() -> RemoteFilesExistingCheckStatus:
+            storage, missing = self._backend.storage(self.num_attempts), names
+            while not self._failed.intersection(names):
+                missing = [name for name in missing if not storage.exists(name)]
+                if not missing:
+                    return RemoteFilesExistingCheckStatus.EXIST
+                left = end - time.monotonic()
+                if left <= 0 or closed.wait(min(left, wait_before_next_try_in_seconds)):
+                    log.warning("These files did not appear in %s: %s", storage, ", ".join(missing))
+                    return RemoteFilesExistingCheckStatus.TIMEOUT
+            return RemoteFilesExistingCheckStatus.ERROR
+
         result: Future[RemoteFilesExistingCheckStatus] = Future()
-        names, end, ended = list(remote_checkpoint_file_names), time.monotonic() + max_wait_time_in_seconds, self._ended
-        limit = threading.Timer(
-            max(max_wait_time_in_seconds, _LOOK_SECONDS), _end, (result, RemoteFilesExistingCheckStatus.TIMEOUT)
-        )
-        limit.daemon = True
-        result.add_done_callback(lambda _: limit.cancel())
 
-        def watch() -> None:
+        def run() -> None:
             try:
-                storage = self._backend.storage(self.num_attempts)
-                while not result.done():
-                    if any(self._has_failed(name.lstrip("/")) for name in names):
-                        return _end(result, RemoteFilesExistingCheckStatus.ERROR)
-                    names[:] = [name for name in names if not storage.exists(name)]
-                    if not names:
-                        return _end(result, RemoteFilesExistingCheckStatus.EXIST)
-                    left = end - time.monotonic()
-                    if left <= 0 or ended.wait(min(left, wait_before_next_try_in_seconds)):
-                        log.warning("These files did not appear in %s: %s", storage, ", ".join(names))
-                        return _end(result, RemoteFilesExistingCheckStatus.TIMEOUT)
+                result.set_result(watch())
             except Exception as error:  # noqa: BLE001 - raised by the future
-                with suppress(InvalidStateError):
-                    result.set_exception(error)
+                result.set_exception(error)
 
-        self._checks = [check for check in self._checks if not check.done()] + [result]
-        threading.Thread(target=watch, name="composer-remote-files", daemon=True).start()
-        limit.start()
+        threading.Thread(target=run, name="composer-remote-files", daemon=True).start()
         return result
-
-    def _open(self) -> Uploader:
-        if self._uploader is None:
-            context = multiprocessing.get_context("spawn")
-            self._processes = UploadProcesses(context, self._backend, self.num_concurrent_uploads, self.num_attempts)
-            self._staging = Path(tempfile.mkdtemp(prefix="composer-uploads-"))
-            self._uploader = Uploader(
-                self._backend.storage(self.num_attempts),
-                concurrent=self.num_concurrent_uploads,
-                send=stagger(self._processes.send),
-            )
-        return self._uploader
-
-    def _has_failed(self, name: str) -> bool:
-        last = self._last.get(name)
-        return name in self._failed if last is None else last.done() and last.exception() is not None
-
-    def _forget_uploads(self) -> None:
-        for name, last in list(self._last.items()):
-            if last.done():
-                if last.exception() is None:
-                    self._failed.discard(name)
-                else:
-                    self._failed.add(name)
-                del self._last[name]  # deleted last, because a check may run in another thread
-
-
-def _raise_first_failure(uploads: list[Future[None]]) -> None:
-    error = next((error for upload in uploads if (error := upload.exception()) is not None), None)
-    uploads.clear()  # the error has the frames that it is raised through, and the uploader keeps the first error
-    if error is not None:
-        raise error
-
-
-def _end(check: Future[RemoteFilesExistingCheckStatus], status: RemoteFilesExistingCheckStatus) -> None:
-    with suppress(InvalidStateError):  # it has ended
-        check.set_result(status)

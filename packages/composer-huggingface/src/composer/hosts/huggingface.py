@@ -34,7 +34,7 @@ from composer.core import (
 from composer.loggers import LoggerDestination
 from composer.loop import HostedRun
 from composer.loop.hosted_run import algorithms_in
-from composer.loop.skin import UNAVAILABLE, conflicts, hooks_by_event, raise_all, uncounted
+from composer.loop.skin import UNAVAILABLE, conflicts, distribution_problems, hooks_by_event, raise_all, uncounted
 from composer.models.base import total_loss
 from composer.models.huggingface._evaluation import resolve_shift_labels
 from composer.utils import get_device
@@ -499,18 +499,8 @@ def _is_mean(trainer: Any) -> bool:
 
 def _problems(trainer: Any, algorithms: Sequence[Algorithm]) -> Iterator[str | ConflictError]:
     """Yield a message for each setting that hides steps or parameters from the run, or conflicts with algorithms."""
-    args, accelerator, features = trainer.args, trainer.accelerator, dict(_FEATURES)
-    kind = str(accelerator.distributed_type).rpartition(".")[2]
-    if kind == "FSDP" and not accelerator.is_fsdp2:
-        yield (
-            "The model must not be sharded by FSDP1, which flattens parameters, so that algorithms do not find them. "
-            "Pass `TrainingArguments(fsdp_config={'version': 2})`."
-        )
-    if kind in ("DEEPSPEED", "MEGATRON_LM", "XLA"):
-        yield (
-            f"The model must be on a single device, in `DistributedDataParallel` or sharded by FSDP2, but {kind} "
-            f"changes parameters itself. Use FSDP2 or the `Trainer` of composer."
-        )
+    args, features = trainer.args, dict(_FEATURES)
+    yield from distribution_problems(trainer.accelerator)
     if getattr(trainer, "is_distributed_loading_by_transformers", False):
         yield (
             "The model must not be sharded when it is loaded, since algorithms that change layers come later. Leave "

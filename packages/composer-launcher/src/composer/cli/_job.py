@@ -78,8 +78,11 @@ def exit_status(code: int) -> int:
 
 
 def root_cause(failures: Collection[ExitedRank]) -> ExitedRank:
-    """Return the first failure that is not the consequence of another one, or else the first failure."""
-    return min(failures, key=lambda exited: (exited.is_consequence, exited.time, exited.rank))
+    """Return the first failure that is not the consequence of another one, or else the first failure.
+
+    A rank whose stderr is the console may have failed because of another one; it is named if no other one is.
+    """
+    return min(failures, key=lambda exited: (exited.is_consequence, exited.log is None, exited.time, exited.rank))
 
 
 def describe(code: int) -> str:
@@ -106,7 +109,6 @@ class Job:
         self._plan, self._outputs, self._signals = plan, outputs, signals
         self._exited: dict[int, ExitedRank] = {}
         self._sent: dict[int, int] = {}
-        self._suspended: set[int] = set()
         script = str(Path(__file__).with_name("_rank.py"))
         arguments = {
             rank: ("-I", "-S", script, str(os.getpid()), *outputs.paths(rank), *plan.expanded(rank, environment))
@@ -152,7 +154,7 @@ class Job:
             failures = self._failures()
             if failures:
                 first = min(exited.time for exited in failures)
-                caused = all(exited.is_consequence for exited in failures)
+                caused = all(exited.is_consequence or exited.log is None for exited in failures)
                 if not caused or time.monotonic() > first + _CAUSE_SECONDS:
                     self._terminate()
                     return
@@ -163,11 +165,9 @@ class Job:
 
     def _terminate(self) -> None:
         """Send SIGTERM to the running ranks and wait a short time."""
-        self._suspended = {rank for rank in self._running() if _is_suspended(self._processes[rank].pid)}
         self._send(signal.SIGTERM)
         deadline = time.monotonic() + _GRACE_SECONDS
-        # A suspended process cannot react.
-        while set(self._running()) - self._suspended and time.monotonic() < deadline and not self._signals.pending:
+        while self._running() and time.monotonic() < deadline and not self._signals.pending:
             time.sleep(_POLL_SECONDS)
 
     def _send(self, number: int) -> None:
@@ -205,9 +205,9 @@ class Job:
         if not failures:
             return exit_status(codes[0]) if codes else 0
         cause = root_cause(failures)
-        log = "" if cause.log is None else f" ({cause.log})"
-        tail = [f"  | {line}" for line in cause.tail] or ["  | (nothing)"]
-        print_message(f"the last lines of stderr of rank {cause.rank}{log}:", *tail)
+        if cause.log is not None:
+            tail = [f"  | {line}" for line in cause.tail] or ["  | (nothing)"]
+            print_message(f"the last lines of stderr of rank {cause.rank} ({cause.log}):", *tail)
         for rank, exited in sorted(self._exited.items()):
             if exited is not cause and (description := self._describe_other(rank)):
                 print_message(description)
@@ -219,8 +219,6 @@ class Job:
     def _describe_other(self, rank: int) -> str:
         """Describe how a rank that is not the cause ended; "" if SIGTERM was enough."""
         exited = self._exited[rank]
-        if rank in self._suspended:
-            return f"rank {exited.rank} (pid {exited.pid}) was suspended (SIGSTOP), and was killed."
         log = "" if exited.log is None else f"; see {exited.log}"
         if exited.failed:
             return f"rank {exited.rank} failed too: {describe(exited.code)}{log}"
@@ -238,11 +236,3 @@ class _NoLogFiles(LogsSpecs):
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
         return LogsDest(dict.fromkeys(envs, ""), dict.fromkeys(envs, ""), {}, {}, dict.fromkeys(envs, ""))
-
-
-def _is_suspended(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (OSError, IndexError):  # not Linux, or it has just exited
-        return False
-    return state in ("T", "t")

@@ -1,7 +1,7 @@
 """Output of the ranks: into files, and onto the console.
 
-torch's own tees are not enough: rank 0 would not have a terminal, existing files would be shown from their beginning,
-and the console would get unfinished lines.
+torch's own tees are not enough: existing files would be shown from their beginning, and the console would get
+unfinished lines.
 """
 
 from __future__ import annotations
@@ -10,25 +10,21 @@ import os
 import re
 import select
 import shutil
-import sys
 import tempfile
 import threading
-import time
 
 from composer.cli._plan import Plan
 
 _TAIL_BYTES = 64 * 1024
 _TAIL_LINES = 20
 _POLL_SECONDS = 0.1
-_LINE_SECONDS = 0.2  # a line that is not finished by then may be a progress bar
 _TORCH_PREFIX = re.compile(r"\[rank\d+\]: ")  # torch's prefix of traceback lines, once there is a process group
 
 
 class Outputs:
     """The output of all local ranks, and a thread that shows it on the console.
 
-    Local rank 0 inherits the stdout of the launcher. Its stderr passes through the launcher, unbuffered and unchanged,
-    so that its last lines are known when it fails. If the launcher's stderr is a terminal, the rank gets one too.
+    Local rank 0 inherits stdout and stderr of the launcher, so its last lines are not known when it fails.
 
     Args:
         plan: What is started.
@@ -40,7 +36,6 @@ class Outputs:
             [self._path(plan, pattern, name, rank) for rank in range(plan.nproc)]
             for name, pattern in (("stdout", plan.stdout), ("stderr", plan.stderr))
         )
-        self._console: _ConsoleStream | None = None
         self._files: dict[str, _LogFile] = {}
         for rank in range(plan.nproc):
             prefix = f"[rank{plan.base_rank + rank}]: " if plan.verbose else None
@@ -49,9 +44,6 @@ class Outputs:
                 if path:
                     os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
                     self._files.setdefault(path, _LogFile(path, descriptor, prefix))
-        if not self._stderr[0]:
-            self._console = _ConsoleStream(os.path.join(self._folder, "stderr0"))
-            self._stderr[0] = self._console.path
         self._finished = threading.Event()
         self._thread = threading.Thread(target=self._show, name="composer-output", daemon=True)
         self._thread.start()
@@ -73,10 +65,11 @@ class Outputs:
         return path if path in self._files else None
 
     def tail(self, local_rank: int) -> list[str]:
-        """Return the last lines of a rank's stderr."""
-        stream = self._files.get(self._stderr[local_rank]) or self._console
-        assert stream is not None, "a rank has a file or the console"
-        lines = stream.tail().decode(errors="replace").split("\n")
+        """Return the last lines of a rank's stderr; none if it was shown on the console."""
+        file = self._files.get(self._stderr[local_rank])
+        if file is None:
+            return []
+        lines = file.tail().decode(errors="replace").split("\n")
         visible = (line.rstrip("\r").rpartition("\r")[2].rstrip() for line in lines)  # progress bars overwrite lines
         return [_TORCH_PREFIX.sub("", line, count=1) for line in visible if line][-_TAIL_LINES:]
 
@@ -84,94 +77,20 @@ class Outputs:
         """Show the remaining output. Call it when all ranks have exited."""
         self._finished.set()
         self._thread.join()
-        if self._console is not None:
-            self._console.forward()
 
     def close(self, keep: bool) -> None:
-        """Release all resources; `keep` preserves the temporary files."""
-        if self._console is not None:
-            self._console.close()
+        """Remove the temporary files, unless `keep` is True."""
         if not keep:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _show(self) -> None:
-        while not self._finished.is_set():
-            if self._console is None:
-                self._finished.wait(_POLL_SECONDS)
-            else:
-                self._console.forward(_POLL_SECONDS)
-            if self._console is None or not self._console.is_writing_line:
-                self._show_files()
+        while not self._finished.wait(_POLL_SECONDS):
+            self._show_files()
         self._show_files(final=True)
 
     def _show_files(self, final: bool = False) -> None:
         for file in self._files.values():
-            lines = file.read_lines(final)
-            if lines and self._console is not None:
-                self._console.end_line()
-            _write(file.descriptor, lines)
-
-
-class _ConsoleStream:
-    """The stderr of local rank 0, forwarded to that of this process through a terminal or a named pipe.
-
-    Args:
-        path: The path of the named pipe, if it is not a terminal.
-    """
-
-    def __init__(self, path: str) -> None:
-        terminal = _open_terminal_like(2)
-        if terminal is not None:
-            self._descriptors, self.path = terminal, os.ttyname(terminal[1])
-            os.set_blocking(terminal[0], False)
-        else:
-            self.path = path
-            os.mkfifo(path)
-            source = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-            # An open writer keeps the pipe open when the first process closes it.
-            self._descriptors = (source, os.open(path, os.O_WRONLY))
-        self._recent = b""
-        self._lock = threading.Lock()
-        self._written = 0.0
-        self._in_line = False
-
-    @property
-    def is_writing_line(self) -> bool:
-        """True if the rank has begun a line within the last moments and not finished it."""
-        return self._in_line and time.monotonic() < self._written + _LINE_SECONDS
-
-    def end_line(self) -> None:
-        """End an unfinished line, such as a progress bar."""
-        if self._in_line:
-            _write(2, b"\n")
-            self._in_line = False
-
-    def forward(self, wait_seconds: float = 0) -> None:
-        """Forward all available output, after waiting for some."""
-        source = self._descriptors[0]
-        if not select.select([source], [], [], wait_seconds)[0]:
-            return
-        with self._lock:
-            while True:
-                try:
-                    data = os.read(source, _TAIL_BYTES)
-                except BlockingIOError:
-                    return
-                if not data:
-                    return
-                self._recent = (self._recent + data)[-_TAIL_BYTES:]
-                _write(2, data)
-                self._written, self._in_line = time.monotonic(), not data.endswith(b"\n")
-
-    def tail(self) -> bytes:
-        """Return the last bytes."""
-        self.forward()
-        return self._recent
-
-    def close(self) -> None:
-        """Close the terminal or the pipe."""
-        for descriptor in self._descriptors:
-            os.close(descriptor)
+            _write(file.descriptor, file.read_lines(final))
 
 
 class _LogFile:
@@ -232,19 +151,3 @@ def _write(descriptor: int, data: bytes) -> None:
             select.select([], [descriptor], [])
         except OSError:  # the terminal or the reader is gone; the ranks continue
             return
-
-
-def _open_terminal_like(descriptor: int) -> tuple[int, int] | None:
-    """Open a pseudo terminal with the size of that of `descriptor`; None if that is not a terminal."""
-    if not os.isatty(descriptor) or sys.platform == "win32":
-        return None
-    import fcntl
-    import pty
-    import termios
-
-    ours, theirs = pty.openpty()
-    attributes = termios.tcgetattr(theirs)
-    attributes[1] &= ~termios.OPOST  # the real terminal translates line ends
-    termios.tcsetattr(theirs, termios.TCSANOW, attributes)
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, fcntl.ioctl(descriptor, termios.TIOCGWINSZ, b"\0" * 8))
-    return ours, theirs

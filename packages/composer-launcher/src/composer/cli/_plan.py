@@ -121,7 +121,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Start a program in several processes that train one model, and end all of them if one fails.",
         epilog="Local rank 0 writes to the console. The output of the others goes to files; --verbose shows it too, "
         "with a prefix such as `[rank1]: `. If a rank fails, the others are ended within 10 seconds, and the last "
-        "lines on stderr name that rank, its exit code or signal, and the end of its stderr.",
+        "lines on stderr name that rank, its exit code or signal, and the end of its stderr if that is in a file.",
     )
     add = parser.add_argument
     add("-n", "--nproc", type=int, help="processes on this node; default: LOCAL_WORLD_SIZE, else the number of GPUs")

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
+import yaml
 
 _STARS = "*" * 30
-_PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./+-]*(?: [A-Za-z0-9_./+-]+)*")
-_RESERVED = frozenset("true false null yes no on off y n".split())
 
 
 def config_block(hparams: Mapping[str, Any]) -> str:
@@ -25,8 +23,7 @@ def to_yaml(data: Any) -> str:
     """Format nested mappings and sequences as YAML with sorted keys.
 
     Args:
-        data: Mappings and sequences of None, bools, numbers and strings; anything else is written as its `str`. YAML
-            limits keys to 1024 characters; one beyond ASCII counts as up to ten.
+        data: Mappings and sequences of None, bools, numbers and strings; anything else is written as its `str`.
 
     Example:
         >>> print(to_yaml({"optimizer": {"lr": 0.1, "betas": [0.9, 0.95]}, "seed": 3}), end="")
@@ -37,52 +34,20 @@ def to_yaml(data: Any) -> str:
           lr: 0.1
         seed: 3
     """
-    if isinstance(data, Mapping) and data:
-        return "".join(_entry(f"{_scalar(key)}:", data[key]) for key in sorted(data, key=str))
-    if isinstance(data, (list, tuple)) and data:
-        return "".join(_entry("-", value) for value in data)
-    return f"{_scalar(data)}\n"
+    return str(yaml.safe_dump(_plain(data), default_flow_style=False, width=10**9))
 
 
-def _entry(start: str, value: Any) -> str:
-    text = to_yaml(value)
-    if not isinstance(value, (Mapping, list, tuple)) or not value:
-        return f"{start} {text}"
-    if start == "-" or isinstance(value, Mapping):
-        text = "".join(f"  {line}" for line in text.splitlines(keepends=True))
-    return f"- {text[2:]}" if start == "-" else f"{start}\n{text}"
-
-
-def _scalar(value: Any) -> str:
-    if value is None:
-        return "null"
-    if isinstance(value, (Mapping, list, tuple)):  # empty ones; others are not scalars
-        return "{}" if isinstance(value, Mapping) else "[]"
-    if isinstance(value, bool):
-        return "true" if value else "false"
+def _plain(value: Any) -> Any:
+    """Convert to the types that YAML has; subclasses, such as NumPy's numbers, to their bases."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if value is None or isinstance(value, bool):
+        return value
     if isinstance(value, int):
-        return str(int(value))
-    if isinstance(value, float):
-        return _float(float(value))
-    text = str(value)
-    if _PLAIN.fullmatch(text) and text.lower() not in _RESERVED:
-        return text
-    return f'"{"".join(map(_escaped, text))}"'
-
-
-def _escaped(character: str) -> str:
-    code = ord(character)
-    return f"\\U{code:08x}" if code == 0x7F or code > 0xFFFF else json.dumps(character)[1:-1]
-
-
-def _float(value: float) -> str:
-    if math.isnan(value):
-        return ".nan"
-    if math.isinf(value):
-        return ".inf" if value > 0 else "-.inf"
-    text = repr(value)
-    # YAML 1.1 reads `1e-05` as a string.
-    return text.replace("e", ".0e") if "e" in text and "." not in text else text
+        return int(value)
+    return float(value) if isinstance(value, float) else str(value)
 
 
 def table_json(columns: list[str], rows: list[list[Any]]) -> str:

@@ -33,22 +33,6 @@ class _Unread(NamedTuple):
     value: DeferredValue
 
 
-class _Numbers(NamedTuple):
-    """Metrics that are all on the host. They are formatted when they are written, not in the training step."""
-
-    step: int | None
-    values: dict[str, float]
-
-    @property
-    def lines(self) -> str:
-        """The lines as `format_log_data_value` would format them, in half the time."""
-        start = f"[metric][batch={self.step}]: "
-        return "".join(
-            f"{start}{name}: {value:.4f} \n" if type(value) is float else f"{start}{name}: {value} \n"
-            for name, value in self.values.items()
-        )
-
-
 class FileLogger(LoggerDestination):
     r"""Logger that writes all values, and the output of the process, to a text file on every rank.
 
@@ -121,7 +105,7 @@ class FileLogger(LoggerDestination):
         self.file: IO[str] | None = None
         self._run_name: str | None = None
         self._own_files: set[str] = set()  # written by this object, so it appends to them
-        self._queue: deque[str | _Unread | _Numbers] = deque()
+        self._queue: deque[str | _Unread] = deque()
         self._lock = threading.RLock()  # other threads print too
         self._write_due = 0.0
         self._sync_due = 0.0  # fsync takes milliseconds, too long for a fast training step
@@ -160,19 +144,6 @@ class FileLogger(LoggerDestination):
             self.write("[hyperparameter]: ", f"{name}: {format_log_data_value(value)} \n")
 
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
-        numbers: dict[str, float] = {}
-        for name, value in metrics.items():
-            kind = type(value)
-            if kind is DeferredValue:
-                value = value.cpu_number()
-                if value is None:
-                    break
-            elif kind is not float and kind is not int:
-                break
-            numbers[name] = value
-        else:
-            self._queue.append(_Numbers(step, numbers))
-            return
         prefix = f"[metric][batch={step}]: "
         for name, value in metrics.items():
             if isinstance(value, torch.Tensor) and value.device.type != "cpu" and value.numel() == 1:
@@ -296,8 +267,6 @@ class FileLogger(LoggerDestination):
                 line = self._queue[0]
                 if isinstance(line, str):
                     lines.append(line)
-                elif isinstance(line, _Numbers):
-                    lines.append(line.lines)
                 elif wait or line.value.ready:
                     try:
                         lines.append(f"{line.start}{format_log_data_value(line.value)} \n")

@@ -131,11 +131,9 @@ class ProgressBarLogger(LoggerDestination):
             total = state.max_duration
             key, n = total.unit.name.lower(), state.timestamp.get(total.unit)
             title = label
-        metrics = None
-        if self.train_pbar is not None:  # it comes from a checkpoint, or a failed `fit` left it
+        if self.train_pbar is not None:  # a failed `fit` left it
             self.train_pbar.close(read=False)
-            metrics = self.train_pbar.state_dict()["metrics"]
-        self.train_pbar = _bar(title, None if total is None else total.value, key, _TRAIN_KEYS, n.value, metrics)
+        self.train_pbar = _bar(title, None if total is None else total.value, key, _TRAIN_KEYS, n.value)
         self._show(self.train_pbar)
 
     def _close_train(self) -> None:
@@ -172,7 +170,7 @@ class ProgressBarLogger(LoggerDestination):
         elif not self._in_fit:
             self._streams.stop()
 
-    # ---- the end, and resumption ----
+    # ---- the end ----
 
     def close(self, state: State, logger: Logger) -> None:
         for bar in (self.eval_pbar, self.train_pbar):
@@ -180,18 +178,6 @@ class ProgressBarLogger(LoggerDestination):
                 bar.close(read=False)
         self.eval_pbar = self.train_pbar = None
         self._streams.stop()
-
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            name: None if bar is None else bar.state_dict()
-            for name, bar in (("train_pbar", self.train_pbar), ("eval_pbar", self.eval_pbar))
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the bars of a checkpoint. They are drawn when the run continues."""
-        self.train_pbar, self.eval_pbar = (
-            None if state.get(name) is None else Bar.restore(state[name]) for name in ("train_pbar", "eval_pbar")
-        )
 
     # ---- printing ----
 
@@ -222,14 +208,12 @@ def _by_epochs(state: State) -> bool:
     return state.max_duration is not None and state.max_duration.unit is TimeUnit.EPOCH
 
 
-def _bar(
-    title: str, total: int | None, key: str, keys_to_log: tuple[str, ...], n: int, metrics: dict[str, Any] | None = None
-) -> Bar:
+def _bar(title: str, total: int | None, key: str, keys_to_log: tuple[str, ...], n: int) -> Bar:
     title = f"{title:<16}".replace("{", "{{").replace("}", "}}")
     stats = _STATS_WITHOUT_END
     if total is not None:
         stats = f"{{percentage:3.0f}}%|{{bar}}| {_STATS_OF_SECONDS if key == 'second' else _STATS}"
-    return Bar(total, f"{title} {stats}", key, keys_to_log, n=n, metrics=metrics)
+    return Bar(total, f"{title} {stats}", key, keys_to_log, n=n)
 
 
 def _when(state: State) -> str:
@@ -254,9 +238,7 @@ class Bar:
         bar_format: The format of the line, for tqdm.
         timestamp_key: The counter: a property of `Timestamp`, or "second" for its whole seconds of training.
         keys_to_log: Metrics whose name contains one of these are shown.
-        position: The line of the terminal, for tqdm.
         n: The current count.
-        metrics: Values to show until new ones are logged.
     """
 
     def __init__(
@@ -266,9 +248,7 @@ class Bar:
         timestamp_key: str,
         keys_to_log: Iterable[str],
         *,
-        position: int = 0,
         n: int = 0,
-        metrics: dict[str, Any] | None = None,
     ) -> None:
         self.total = total
         self.bar_format = bar_format
@@ -279,10 +259,9 @@ class Bar:
             plural = "batches" if unit == "batch" else f"{unit}s"
             self._count = attrgetter(timestamp_key.replace(unit, plural, 1))  # the plain int, which is fast to read
         self.keys_to_log = list(keys_to_log)
-        self.position = position
         self._drawn = n  # the count that tqdm has
         self._now: Timestamp | None = None  # the counter is read from it when the bar is redrawn
-        self._values: dict[str, Any] = dict(metrics or {})
+        self._values: dict[str, Any] = {}
         self._shown: dict[tuple[str, ...], list[str]] = {}  # the keys are names that are logged together at every step
         self._arriving: dict[str, Any] | None = None  # values that are being copied from the device
         self._bar: Any = None  # None until `show`, which only some ranks call
@@ -309,7 +288,6 @@ class Bar:
         self._bar = tqdm_class(
             total=self.total,
             initial=self.n,
-            position=self.position,
             bar_format=self.bar_format if live else self.bar_format.replace(_GRAPHIC, ""),
             unit=_UNITS[self.timestamp_key.removesuffix("_in_epoch")],
             file=file if lines is None else lines,
@@ -377,25 +355,6 @@ class Bar:
         self._bar.n, self._bar.total = self.n, self._total_at(self.n)
         self._bar.close()
         self._bar = None
-
-    @classmethod
-    def restore(cls, state: dict[str, Any]) -> Bar:
-        """Create a bar from a `state_dict`, without showing it."""
-        names = ("total", "bar_format", "timestamp_key", "keys_to_log", "position", "n", "metrics")
-        return cls(**{name: state[name] for name in names})
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the arguments that recreate the bar."""
-        DeferredValue.fetch(_deferred(self._values))
-        return {
-            "total": self.total,
-            "position": self.position,
-            "bar_format": self.bar_format,
-            "metrics": {k: v.plain if type(v) is DeferredValue else v for k, v in self._values.items()},
-            "keys_to_log": list(self.keys_to_log),
-            "n": self.n,
-            "timestamp_key": self.timestamp_key,
-        }
 
     @property
     def n(self) -> int:

@@ -16,19 +16,19 @@ from functools import partial
 from importlib.metadata import distributions
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from composer.core import Plan, State
-from composer.loggers import LoggerDestination, format_log_data_value
+from composer.loggers import format_log_data_value
 from composer.loggers.spi import (
     Logged,
     Sender,
+    ServiceLogger,
     check_delivery_options,
     flatten_metrics,
-    hold_metrics,
     read_arrays,
     report_failure,
 )
@@ -59,7 +59,7 @@ _USER_IN_URI = re.compile(r"(?<=://)[^/@\s]+@")
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
-class RunRecorder(LoggerDestination):
+class RunRecorder(ServiceLogger):
     """Logger that records a run in a folder, for the command `composer-report` and `read_run` of that package.
 
     The file `run-rank0.jsonl` has one line of JSON for each record: metrics with step, epoch and seconds; arrays,
@@ -106,8 +106,6 @@ class RunRecorder(LoggerDestination):
         ('run-rank0.jsonl', True)
     """
 
-    accepts_deferred: ClassVar[bool] = True
-
     def __init__(
         self,
         folder: str | os.PathLike[str] = "{run_name}",
@@ -123,7 +121,6 @@ class RunRecorder(LoggerDestination):
         self.group = group
         self.rank_zero_only, self.on_error, self.timeout = rank_zero_only, on_error, timeout
         self.path: Path | None = None
-        self._sender: Sender | None = None
         self._file: _RunFile | None = None
         self._resumed: dict[str, Any] | None = None
         self._previous_hook: Any = None
@@ -148,23 +145,10 @@ class RunRecorder(LoggerDestination):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes without the thread and the file, which cannot be copied."""
-        return {
-            **vars(self),
-            "_sender": None,
-            "_file": None,
-            "_state": None,
-            "_savers": [],
-            "_saved": [],
-            "_previous_hook": None,
-        }
+        without: dict[str, Any] = {"_file": None, "_state": None, "_savers": [], "_saved": [], "_previous_hook": None}
+        return {**super().__getstate__(), **without}
 
     # ---- values ----
-
-    def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
-        if self._sender is None:
-            hold_metrics(metrics)
-        else:
-            self._sender.put_metrics(metrics, 0 if step is None else step)
 
     def log_traces(self, traces: dict[str, Any]) -> None:
         state = self._state

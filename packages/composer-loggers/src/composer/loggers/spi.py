@@ -84,8 +84,6 @@ _FETCH_SECONDS = 0.25  # between two copies from the device, each of everything 
 _MAX_ARRAY = 1 << 20  # elements: a confusion matrix of 1024 classes
 _MAX_RECORDS = 1024  # passed to the thread in one batch
 
-_process = [object()]  # another object after a fork; `os.getpid` would take longer than the rest of a call
-
 
 class Logged(NamedTuple):
     """The metrics of one call of `log_metrics`, on the host.
@@ -173,7 +171,7 @@ class Sender:
         self._wake = self._closed = self._reported = self._drop_reported = False
         self._failure: Exception | None = None
         self._thread: threading.Thread | None = None
-        self._process = _process[0]
+        self._process = os.getpid()
 
     @property
     def pending(self) -> int:
@@ -190,7 +188,7 @@ class Sender:
     @property
     def forked(self) -> bool:
         """True in a process that was forked from the sender's process, which alone may send."""
-        return self._process is not _process[0]
+        return self._process != os.getpid()
 
     def put_metrics(self, metrics: dict[str, Any], step: int) -> dict[str, Any]:
         """Queue a snapshot of metrics, and return it.
@@ -322,7 +320,7 @@ class Sender:
         self.check()
 
     def _append(self, record: _Record, *, may_drop: bool) -> None:
-        if self._closed or self._process is not _process[0]:
+        if self._closed or self.forked:
             raise RuntimeError(
                 f"`{self.name}` cannot log any more: it is closed, or belongs to the process this one was forked from."
             )
@@ -803,11 +801,3 @@ def end_in_time(end: Callable[[float], object], deadline: DeliveryDeadline, what
     except TimeoutError:
         deadline.record_timeout(since)
         raise
-
-
-def _on_fork() -> None:
-    _process[0] = object()
-
-
-if hasattr(os, "register_at_fork"):  # Windows does not fork
-    os.register_at_fork(after_in_child=_on_fork)

@@ -151,40 +151,12 @@ class DataSpec:
         return number
 
     def count_batch(self, batch: Batch) -> tuple[int | float, int]:
-        """Return the number of samples and of tokens in a batch, for use at every step.
-
-        The numbers equal the results of `get_num_samples_in_batch` and `get_num_tokens_in_batch`, even if these methods
-        were replaced. A tuple or list of tensors takes a faster path.
+        """Return the number of samples and of tokens in a batch.
 
         Args:
             batch: A batch of this dataloader.
         """
-        count_tokens = self.get_num_tokens_in_batch
-        if (
-            (type(batch) is tuple or type(batch) is list)
-            and self._max_seq_len is None
-            and getattr(self._count_tokens, "__func__", None) is _COUNT_TOKENS
-            and getattr(count_tokens, "__func__", None) is _GET_NUM_TOKENS
-        ):
-            return self.count_samples_in(batch), 0
-        return self.count_samples_in(batch), count_tokens(batch)
-
-    def count_samples_in(self, batch: Batch) -> int | float:
-        """Return the number of samples in a batch or microbatch, without its tokens; otherwise like `count_batch`.
-
-        Args:
-            batch: A batch of this dataloader, or what algorithms or `split_batch` made of it.
-        """
-        count = self.get_num_samples_in_batch
-        if (
-            (type(batch) is tuple or type(batch) is list)
-            and self._count_samples is count_samples
-            and getattr(count, "__func__", None) is _GET_NUM_SAMPLES
-        ):
-            samples = _common_length(batch)
-            if samples is not None:
-                return samples
-        return count(batch)
+        return self.get_num_samples_in_batch(batch), self.get_num_tokens_in_batch(batch)
 
     def _transform_first(self, batch: Batch) -> Batch:
         """Convert the NumPy arrays of this and all further batches, if the first batch has some."""
@@ -218,10 +190,6 @@ class DataSpec:
         if self._max_seq_len is None:
             return 0
         return int(self._max_seq_len * self.get_num_samples_in_batch(batch))
-
-
-_COUNT_TOKENS = DataSpec._default_get_num_tokens_in_batch
-_GET_NUM_SAMPLES, _GET_NUM_TOKENS = DataSpec.get_num_samples_in_batch, DataSpec.get_num_tokens_in_batch
 
 
 def ensure_data_spec(dataloader: DataSpec | Iterable[Batch] | dict[str, Any], argument: str = "dataloader") -> DataSpec:

@@ -63,10 +63,10 @@ class LossTerms:
             return self._spec.get_num_tokens_in_batch(batch, token_type="loss_generating")
         labels = self._labels(batch)
         if labels is None and not (self._by_tokens and self._is_mean):
-            return self._spec.count_samples_in(batch)
+            return self._spec.get_num_samples_in_batch(batch)
         if labels is None:
             tokens = self._spec.get_num_tokens_in_batch(batch)
-            if not tokens and self._spec.count_samples_in(batch):
+            if not tokens and self._spec.get_num_samples_in_batch(batch):
                 raise ValueError(
                     "`accumulate_train_batch_on_tokens=True` needs the number of tokens, but the batch has no class "
                     "indices as labels and is not a dict with 'input_ids'. Pass "
@@ -85,7 +85,7 @@ class LossTerms:
         count_on_host: float = number.item()
         if self._ignored is not None or self._by_tokens:
             return count_on_host
-        samples = self._spec.count_samples_in(batch)
+        samples = self._spec.get_num_samples_in_batch(batch)
         if count_on_host == labels.numel():
             return samples
         if not self._has_warned:

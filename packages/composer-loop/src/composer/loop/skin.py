@@ -86,6 +86,25 @@ def raise_all(problems: Iterable[str | ConflictError]) -> None:
     raise (ConflictError if any(isinstance(each, ConflictError) for each in problems) else ValueError)(message)
 
 
+def distribution_problems(accelerator: Any) -> Iterator[str]:
+    """Yield a message if an `Accelerator` distributes the model in a way that hides parameters or steps.
+
+    Args:
+        accelerator: The object of Accelerate, which transformers has, too.
+    """
+    kind = str(accelerator.distributed_type).rpartition(".")[2]
+    if kind in ("DEEPSPEED", "MEGATRON_LM", "XLA"):
+        yield (
+            f"The model must be on one device, in DDP or sharded by FSDP2, got {kind}, which steps or changes "
+            f"parameters itself. Use FSDP2 or the `Trainer` of composer."
+        )
+    if kind == "FSDP" and not accelerator.is_fsdp2:
+        yield (
+            "The model must not be sharded by FSDP1, which flattens parameters. Use "
+            "`FullyShardedDataParallelPlugin(fsdp_version=2)`, or `TrainingArguments(fsdp_config={'version': 2})`."
+        )
+
+
 def missing_loss(model: Any, loss: Callable[..., Any] | None) -> Iterator[str]:
     """Yield a message if neither the model nor the user computes a loss."""
     if loss is None and isinstance(model, torch.nn.Module) and not isinstance(model, ComposerModel):

@@ -146,7 +146,6 @@ class MLFlowLogger(ServiceLogger):
         self._hyperparameters: dict[str, Any] = {}
         self._resumed: dict[str, Any] | None = None
         self._created = False
-        self._abandoned: str | None = None  # a run that was created before a checkpoint with another run was loaded
         self._deadline = DeliveryDeadline(delivery_timeout or 60.0)  # replaced at `init` by that of the run
         self._clear()
 
@@ -410,24 +409,14 @@ class MLFlowLogger(ServiceLogger):
             report_failure("MLFlowLogger", error, self.on_error)
             self._experiment_id, self._run_id, self._created = fresh
             return
-        if fresh[2] and dist.get_global_rank() == 0:
-            self._abandoned = fresh[1]  # other ranks may still be sending to it
-
-    def fit_start(self, state: State, logger: Logger) -> None:
-        super().fit_start(state, logger)
-        self._delete_abandoned()
-
-    def _delete_abandoned(self) -> None:
-        abandoned, self._abandoned = self._abandoned, None
-        if abandoned is not None and self._run is not None and self._sender is not None:
-            self._sender.put(partial(self._run.client.delete_run, abandoned), check=False)
+        if fresh[2] and dist.get_global_rank() == 0:  # it was created before the checkpoint was loaded
+            self._sender.put(partial(self._run.client.delete_run, fresh[1]), check=False)
 
     def post_close(self) -> None:
         sender, run = self._sender, self._run
         if sender is None or run is None:
             return
         self._stop_monitor()
-        self._delete_abandoned()
         self._hyperparameters = {}
         if dist.get_global_rank() == 0:
             status = _final_status(training=self._training)

@@ -39,12 +39,6 @@ def path_of(state: State, folder: str, filename: str) -> Path:
     return path
 
 
-def numbered_name(name: str, number: int) -> str:
-    """Insert a number before the extension of a file name, unless it is 0: for files of the same training time."""
-    root, ending = os.path.splitext(name)
-    return f"{root}.{number}{ending}" if number else name
-
-
 def upload(state: State, logger: Logger, remote_file_name: str | None, path: Path, overwrite: bool) -> None:
     """Pass a file to the loggers that store files, unless `remote_file_name` is None."""
     if remote_file_name is None or not logger.has_file_upload_destination():

@@ -11,7 +11,7 @@ from typing import Any, SupportsIndex
 
 from composer.core import State, Timestamp
 from composer.loggers import Logger
-from composer.profiler._bound import numbered_name, path_of, profiler_of, remove_old, upload
+from composer.profiler._bound import path_of, profiler_of, remove_old, upload
 from composer.profiler._traces import TraceEvent, merge_traces, metadata_event, write_trace
 from composer.profiler.profiler_action import ProfilerAction
 from composer.profiler.trace_handler import TraceHandler
@@ -86,9 +86,7 @@ class JSONTraceHandler(TraceHandler):
         self.saved_traces: list[tuple[Timestamp, list[Path]]] = []
         self._spans = _Spans()
         self._torch_files: list[Path] = []
-        self._written: list[Path] = []  # paths of files, without numbers
         self._own: list[Path] = []  # the files of this rank
-        self._number = 0
         self._checked = self._merged = False
         self._saves = False  # whether the current batch ends a cycle
         self._resting = False  # between two calls of `fit`
@@ -209,8 +207,7 @@ class JSONTraceHandler(TraceHandler):
         if not traces and not any(files for _, _, files in gathered):
             return
         for path in written:
-            name = None if self.remote_file_name is None else numbered_name(self.remote_file_name, self._number)
-            upload(state, logger, name, path, self.overwrite)
+            upload(state, logger, self.remote_file_name, path, self.overwrite)
         if dist.get_local_rank() == 0:
             node = dist.get_node_rank()
             self._merge(state, logger, [p for of, own, files in gathered if of == node for p in (*own, *files)])
@@ -224,9 +221,6 @@ class JSONTraceHandler(TraceHandler):
         if not any(event["ph"] != "C" for event in events):
             return []
         path = path_of(state, self.folder, self.filename)
-        self._number = self._written.count(path)  # two calls of `fit` may save at the same batch
-        self._written.append(path)
-        path = path.with_name(numbered_name(path.name, self._number))
         write_trace(path, [*self._about(state), *events])
         self._own.append(path)
         return [path]
@@ -279,13 +273,11 @@ class _Spans:
         """Add the start or the end of a span; an end without a start is dropped."""
         with self._lock:
             event = self._event(name, categories, "B" if is_start else "E", time_ns, _progress(timestamp))
-            tid = event["tid"]
-            event["ts"] = self._last_us[tid] = max(event["ts"], self._last_us.get(tid, 0) + 1)
-            opened = self._open.setdefault(tid, [])
+            opened = self._open.setdefault(event["tid"], [])
             if is_start:
-                opened.append(event)
+                opened.append(self._later(event))
             elif any(span["name"] == name for span in opened):
-                self._end(opened, event)
+                self._end(opened, event, name)
 
     def instant(self, name: str, categories: Sequence[str], timestamp: Timestamp, time_ns: int) -> None:
         """Add an event without duration."""
@@ -313,21 +305,21 @@ class _Spans:
         """End all open spans."""
         with self._lock:
             for tid, opened in self._open.items():
-                if opened:
-                    last = self._event(opened[0]["name"], (), "E", time_ns, _progress(timestamp))
-                    at = max(last["ts"], self._last_us[tid] + 1)
-                    self._last_us[tid] = at + len(opened)
-                    self._end(opened, {**last, "tid": tid, "ts": at}, all_spans=True)
+                self._end(opened, {**self._event("", (), "E", time_ns, _progress(timestamp)), "tid": tid}, None)
 
-    def _end(self, opened: list[TraceEvent], end: TraceEvent, all_spans: bool = False) -> None:
-        """End the innermost span of a name and all spans inside it; with `all_spans`, end all."""
+    def _end(self, opened: list[TraceEvent], end: TraceEvent, name: str | None) -> None:
+        """End the innermost span of a name and all spans inside it; None: all."""
         while opened:
             span = opened.pop()
-            self._done += [span, {**end, "name": span["name"], "cat": span["cat"]}]
-            if not all_spans and span["name"] == end["name"]:
+            self._done += [span, self._later({**end, "name": span["name"], "cat": span["cat"]})]
+            if span["name"] == name:
                 return
-            end = {**end, "ts": end["ts"] + 1}
-            self._last_us[end["tid"]] = end["ts"]
+
+    def _later(self, event: TraceEvent) -> TraceEvent:
+        """Return an event at a time after all others in its thread."""
+        tid = event["tid"]
+        self._last_us[tid] = max(event["ts"], self._last_us.get(tid, 0) + 1)
+        return {**event, "ts": self._last_us[tid]}
 
     def _event(self, name: str, categories: Sequence[str], phase: str, time_ns: int, args: Any) -> TraceEvent:
         thread = threading.current_thread()

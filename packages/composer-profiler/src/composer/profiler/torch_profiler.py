@@ -15,7 +15,7 @@ from torch.profiler import ProfilerActivity
 
 from composer.core import Callback, State, Timestamp
 from composer.loggers import Logger
-from composer.profiler._bound import numbered_name, path_of, profiler_of, remove_old, upload
+from composer.profiler._bound import path_of, profiler_of, remove_old, upload
 from composer.profiler.profiler_action import ProfilerAction
 from composer.profiler.utils import export_memory_timeline_html
 from composer.utils import dist, ensure_folder_has_no_conflicting_files, format_name_with_dist, int_at_least
@@ -102,14 +102,13 @@ class TorchProfiler(Callback):
         self.remote_filenames = [name for name in (self.remote_file_name, remote_page) if name is not None]
         self.profiler: torch.profiler.profile | None = None
         self.saved_traces: list[tuple[Timestamp, list[Path]]] = []
-        self._written: list[Path] = []  # paths of traces, without numbers
         self._running = self._checked = False
         self._batches = 0  # recorded since the last trace
         self._last: torch.profiler.profile | None = None  # the last one that has recorded
 
     def init(self, state: State, logger: Logger) -> None:
         profiler_of(state, type(self).__name__)
-        self.saved_traces, self._written, self._running, self._checked, self._last = [], [], False, False, None
+        self.saved_traces, self._running, self._checked, self._last = [], False, False, None
         self._make(state, logger)
 
     def after_load(self, state: State, logger: Logger) -> None:
@@ -214,9 +213,6 @@ class TorchProfiler(Callback):
             return  # the recording ended before the first batch did
         self._batches, self._last = 0, profiler
         path = path_of(state, self.folder, self.filename)
-        number = self._written.count(path)  # two calls of `fit` may save at the same batch
-        self._written.append(path)
-        path = path.with_name(numbered_name(path.name, number))
         unfinished = path.with_name(f".{os.getpid()}.{path.name}")  # a file can be renamed within a folder
         try:
             profiler.export_chrome_trace(os.fspath(unfinished))
@@ -227,13 +223,12 @@ class TorchProfiler(Callback):
         uploads = [(self.remote_file_name, path)]
         if self.memory_filename is not None:
             page = path_of(state, self.folder, self.memory_filename)
-            page = page.with_name(numbered_name(page.name, number))
             device = f"cuda:{torch.cuda.current_device()}" if state.device.name == "gpu" else "cpu"
             export_memory_timeline_html(profiler, page, device)
             uploads.append((self.memory_remote_file_name, page))
         self.saved_traces.append((state.timestamp, [file for _, file in uploads]))
         for name, file in uploads:
-            upload(state, logger, None if name is None else numbered_name(name, number), file, self.overwrite)
+            upload(state, logger, name, file, self.overwrite)
         if self.num_traces_to_keep != 0:
             remove_old(self.saved_traces, self.num_traces_to_keep)
 

@@ -1,110 +1,23 @@
-"""Event files of TensorBoard. Imports tensorboard, which takes seconds, so `TensorboardLogger` imports it at INIT.
-
-`EventFile` replaces tensorboard's own `RecordWriter`, which computes checksums in Python: the thread that writes shares
-the interpreter with the training.
-"""
+"""Event files of TensorBoard. Imports tensorboard, which takes seconds, so `TensorboardLogger` imports it at INIT."""
 
 from __future__ import annotations
 
-import itertools
-import os
-import socket
-import struct
-import threading
-import time
 from collections.abc import Sequence
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-import google_crc32c
 import numpy as np
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from tensorboard.compat.proto.summary_pb2 import Summary
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
-from torch.utils.tensorboard.writer import FileWriter
 
 from composer.loggers.spi import ImageCopy, Logged, read_arrays, read_numbers
 
-_MASK = 0xFFFFFFFF
+_FILES = "events.out.tfevents.*"
 _HEAT_MAP = 256  # pixels of the longer side, at least
-_numbers = itertools.count()  # two files created in the same second need different names
-
-
-class EventFile:
-    """An event file: records in the TFRecord format, each an `Event`.
-
-    It has the methods of `tensorboard.summary.writer.event_file_writer.EventFileWriter`, but writes in the calling
-    thread. It is safe to use from several threads.
-
-    Args:
-        folder: The folder of the file; created if it does not exist.
-
-    Attributes:
-        path: The path of the file.
-    """
-
-    def __init__(self, folder: str) -> None:
-        os.makedirs(folder, exist_ok=True)
-        name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{next(_numbers)}"
-        self.path = os.path.join(folder, name)
-        self._folder = folder
-        self._lock = threading.Lock()
-        self._file = open(self.path, "xb", buffering=1 << 18)  # noqa: SIM115 - closed by `close`
-        self.add_event(Event(wall_time=time.time(), file_version="brain.Event:2"))
-        self.flush()
-
-    def get_logdir(self) -> str:
-        """Return the folder."""
-        return self._folder
-
-    def add_event(self, event: Any) -> None:
-        """Append an event."""
-        data = event.SerializeToString()
-        length = struct.pack("<Q", len(data))
-        with self._lock:
-            self._file.write(b"".join((length, _checksum(length), data, _checksum(data))))
-
-    def add_scalars(self, scalars: Sequence[tuple[str, float]], step: int, seconds: float) -> None:
-        """Append one event with several scalars.
-
-        Args:
-            scalars: Pairs of a tag and a number.
-            step: The step of the event.
-            seconds: The time of the event, in seconds since 1970.
-        """
-        event = Event(wall_time=seconds, step=step)
-        add = event.summary.value.add
-        for tag, number in scalars:
-            add(tag=tag, simple_value=number)
-        self.add_event(event)
-
-    def flush(self) -> None:
-        """Write buffered events to the operating system."""
-        with self._lock:
-            if not self._file.closed:
-                self._file.flush()
-
-    def close(self) -> None:
-        """Flush and close the file."""
-        with self._lock:
-            self._file.close()
-
-
-class _FileWriter(FileWriter):
-    def __init__(self, folder: str) -> None:
-        self.event_writer: Any = EventFile(folder)
-
-
-class _Writer(SummaryWriter):
-    """A `SummaryWriter` that writes to an `EventFile`."""
-
-    def _get_file_writer(self) -> Any:
-        if self.all_writers is None or self.file_writer is None:
-            self.file_writer: Any = _FileWriter(self.log_dir)
-            self.all_writers: Any = {self.log_dir: self.file_writer}
-        return self.file_writer
 
 
 class EventWriter:
@@ -119,7 +32,8 @@ class EventWriter:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.writer: Any = _Writer(str(folder))
+        self._folder, self._known = folder, set(folder.glob(_FILES))
+        self.writer: Any = SummaryWriter(str(folder))
         self.finished: list[Path] = []
         self._written = False
 
@@ -129,7 +43,6 @@ class EventWriter:
         All scalars of a step are one event, because each event costs time. Of several arrays of one name, the last one
         is written.
         """
-        add = self.writer._get_file_writer().event_writer.add_scalars
         problem: Exception | None = None
         for step, group in groupby(records, key=attrgetter("step")):
             numbers: list[tuple[str, float]] = []
@@ -139,7 +52,8 @@ class EventWriter:
             if not numbers:
                 continue
             try:
-                add(numbers, step, seconds)
+                summary = Summary(value=[Summary.Value(tag=tag, simple_value=number) for tag, number in numbers])
+                self.writer._get_file_writer().add_summary(summary, step, seconds)
                 self._written = True
             except Exception as error:  # noqa: BLE001 - one invalid value must not lose the other steps
                 problem = problem or error
@@ -198,8 +112,10 @@ class EventWriter:
             roll: Complete the file and start a new one, if anything was written.
         """
         if roll and self._written:
-            self.finished.append(Path(self.writer._get_file_writer().event_writer.path))
             self.writer.close()  # the next write opens a new file
+            written = sorted(set(self._folder.glob(_FILES)) - self._known)
+            self.finished += written
+            self._known.update(written)
             self._written = False
         else:
             self.writer.flush()
@@ -217,9 +133,3 @@ def _heat_map(array: np.ndarray) -> np.ndarray:
     values = np.nan_to_num((values - low) / (high - low)) if high > low else np.zeros_like(values)
     scale = -(-_HEAT_MAP // max(values.shape))
     return values.repeat(scale, axis=0).repeat(scale, axis=1)
-
-
-def _checksum(data: bytes) -> bytes:
-    """Return the masked CRC-32C of the TFRecord format."""
-    crc = google_crc32c.value(data)
-    return struct.pack("<I", (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & _MASK)

@@ -109,7 +109,7 @@ class BatchTrainer:
         state = self.state
         batch = self._batch = state.batch
         if self._dispatch.after_dataloader or self._dispatch.batch_start:  # rows may have been dropped or added
-            num_samples = self._spec.count_samples_in(batch)
+            num_samples = self._spec.get_num_samples_in_batch(batch)
         self._num_samples, self._mean_count = num_samples, None
         self.losses = {}
         scaler = state.scaler if self._scaling else None

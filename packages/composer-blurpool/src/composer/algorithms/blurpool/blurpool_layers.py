@@ -5,19 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.jit import is_scripting, is_tracing  # type: ignore[attr-defined]
 
 from composer.utils.module_surgery import overrides_forward
 
 Pair = tuple[int, int]
 Size = int | Pair
-
-_is_tracing: Callable[[], bool] = is_tracing  # torch does not annotate it
 
 
 def blur_2d(
@@ -370,37 +365,8 @@ def _blurmax(
         right = _overhang(input.shape[-1], kernel_size[1], stride[1], padding[1], dilation[1])
         bottom = _overhang(input.shape[-2], kernel_size[0], stride[0], padding[0], dilation[0])
         input = F.pad(input, [0, right, 0, bottom], value=-float("inf"))
-    pooled = _pool_every_position(input, kernel_size, padding, dilation)
-    output = _blur(pooled, filter.expand(channels, -1, -1, -1), stride, _same_padding(filter), channels)
-    return output.contiguous() if input.is_contiguous() else output
-
-
-def _pool_every_position(input: torch.Tensor, kernel_size: Pair, padding: Pair, dilation: Pair) -> torch.Tensor:
-    if not is_scripting() and input.device.type == "cpu" and not _is_captured():
-        # On the CPU torch vectorizes both of these, but not pooling of contiguous tensors, which is much slower.
-        if not (input.requires_grad and torch.is_grad_enabled()):
-            return _largest_shift(input, kernel_size, padding, dilation)
-        if input.dim() == 4 and input.shape[1] >= 8:
-            input = input.contiguous(memory_format=torch.channels_last)
-    return F.max_pool2d(input, kernel_size, (1, 1), padding, dilation)
-
-
-def _is_captured() -> bool:
-    """Return True while a graph is captured, which should contain the pooling operator itself."""
-    return _is_tracing() or torch.compiler.is_compiling()
-
-
-def _largest_shift(input: torch.Tensor, kernel_size: Pair, padding: Pair, dilation: Pair) -> torch.Tensor:
-    """Pool every position as the maximum of shifted images: rows first, then columns."""
-    best = input
-    if padding != (0, 0):
-        best = F.pad(input, [padding[1], padding[1], padding[0], padding[0]], value=-float("inf"))
-    for dim in (-2, -1):
-        image, positions = best, best.shape[dim] - dilation[dim] * (kernel_size[dim] - 1)
-        best = image.narrow(dim, 0, positions)
-        for i in range(1, kernel_size[dim]):
-            best = torch.maximum(best, image.narrow(dim, i * dilation[dim], positions))
-    return best
+    pooled = F.max_pool2d(input, kernel_size, (1, 1), padding, dilation)
+    return _blur(pooled, filter.expand(channels, -1, -1, -1), stride, _same_padding(filter), channels)
 
 
 def _overhang(size: int, kernel_size: int, stride: int, padding: int, dilation: int) -> int:

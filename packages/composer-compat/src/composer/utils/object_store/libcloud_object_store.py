@@ -15,7 +15,7 @@ from composer.utils.object_store.object_store import (
     ObjectStore,
     ObjectStoreTransientError,
     check_destination,
-    download_target,
+    write_parts,
 )
 from composer.utils.reference_helpers import iterate_with_callback
 
@@ -111,13 +111,8 @@ class LibcloudObjectStore(ObjectStore):
         uri = self.get_uri(object_name)
         with _translated(uri):
             found = self._driver.get_object(self.container_name, object_name)
-        with download_target(filename, overwrite) as temporary, temporary.open("wb") as file:
-            with _translated(uri):
-                parts = self._driver.download_object_as_stream(found, chunk_size=self.chunk_size)
-                for part in iterate_with_callback(parts, found.size, callback):
-                    file.write(part)
-            if file.tell() != found.size:
-                raise ObjectStoreTransientError(f"{file.tell()} of {found.size} bytes of {uri} arrived.")
+            parts = self._driver.download_object_as_stream(found, chunk_size=self.chunk_size)
+            write_parts(parts, found.size, filename, callback, uri)
 
     def list_objects(self, prefix: str | None = None) -> list[str]:
         """List the sorted names of the objects that begin with `prefix`, including those in subfolders."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,12 +15,7 @@ from composer.checkpoint.names import MLFLOW_DBFS_PATH_PREFIX as MLFLOW_DBFS_PAT
 from composer.checkpoint.names import MLFLOW_EXPERIMENT_ID_FORMAT_KEY as MLFLOW_EXPERIMENT_ID_FORMAT_KEY
 from composer.checkpoint.names import MLFLOW_RUN_ID_FORMAT_KEY as MLFLOW_RUN_ID_FORMAT_KEY
 from composer.utils import MissingConditionalImportError
-from composer.utils.object_store.object_store import (
-    ObjectStore,
-    ObjectStoreTransientError,
-    check_destination,
-    download_target,
-)
+from composer.utils.object_store.object_store import ObjectStore, ObjectStoreTransientError, check_destination
 
 __all__ = [
     "MLFLOW_DBFS_PATH_PREFIX",
@@ -163,15 +157,12 @@ class MLFlowObjectStore(ObjectStore):
         """
         check_destination(filename, overwrite)
         size = self.get_object_size(object_name)
-        with (
-            download_target(filename, overwrite) as target,
-            tempfile.TemporaryDirectory(prefix=".composer-mlflow-", dir=target.parent) as folder,
-        ):
+        target = Path(filename)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".composer-mlflow-", dir=target.parent) as folder:
             with _translated(self.get_uri(object_name)):
                 got = self._client.download_artifacts(self.run_id, self.get_artifact_path(object_name), folder)
-            # An artifact store on this machine returns the file itself, which must stay.
-            move = shutil.move if Path(got).resolve().is_relative_to(Path(folder).resolve()) else shutil.copyfile
-            move(got, target)
+            os.replace(got, target)
         if callback is not None:
             callback(size, size)
 

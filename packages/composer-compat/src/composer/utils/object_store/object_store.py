@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, TypeVar
 
 from composer.checkpoint.durable import replacing
 from composer.checkpoint.storage import ObjectStoreTransientError as ObjectStoreTransientError
+from composer.utils.reference_helpers import iterate_with_callback
 
 __all__ = ["ObjectStore", "ObjectStoreTransientError"]
 
@@ -112,20 +112,29 @@ def check_destination(filename: str | os.PathLike[str], overwrite: bool) -> None
         )
 
 
-@contextmanager
-def download_target(filename: str | os.PathLike[str], overwrite: bool) -> Iterator[Path]:
-    """Yield a temporary path to download to, and rename it when the body succeeds; if it fails, nothing remains of it.
+def write_parts(
+    parts: Iterable[bytes],
+    size: int,
+    filename: str | os.PathLike[str],
+    callback: Callable[[int, int], None] | None,
+    uri: str,
+) -> None:
+    """Write a file that is complete or not there.
 
     Args:
+        parts: The content.
+        size: The number of bytes.
         filename: The file to write; its folder is created if necessary.
-        overwrite: Replace an existing file.
+        callback: As for `ObjectStore.download_object`.
+        uri: The URI of the object, for the message.
 
     Raises:
-        FileExistsError: The file exists, and `overwrite` is False.
+        ObjectStoreTransientError: There are fewer or more bytes.
     """
-    check_destination(filename, overwrite)
     target = Path(filename)
     target.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(target) as temporary:
-        yield temporary
-        check_destination(filename, overwrite)  # it may exist by now
+    with replacing(target) as temporary, temporary.open("wb") as file:
+        for part in iterate_with_callback(parts, size, callback):
+            file.write(part)
+        if file.tell() != size:
+            raise ObjectStoreTransientError(f"{file.tell()} of {size} bytes of {uri} arrived.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from composer.utils import MissingConditionalImportError
@@ -12,7 +13,7 @@ from composer.utils.object_store.object_store import (
     ObjectStore,
     ObjectStoreTransientError,
     check_destination,
-    download_target,
+    write_parts,
 )
 
 _PART = 1 << 20
@@ -43,7 +44,6 @@ class UCObjectStore(ObjectStore):
             raise MissingConditionalImportError("databricks", "databricks-sdk") from error
         self.prefix = self.validate_path(path)
         self.client = WorkspaceClient()  # a ValueError if it finds no credentials
-        self._folders: set[str] = set()
 
     @staticmethod
     def validate_path(path: str) -> str:
@@ -71,11 +71,8 @@ class UCObjectStore(ObjectStore):
     ) -> None:
         """Upload a file with options of the SDK's `files.upload`; see `ObjectStore.upload_object`."""
         path, size = self._path(object_name), os.stat(filename).st_size
-        folder = path.rpartition("/")[0]
         with open(filename, "rb") as file, _translated(self.get_uri(object_name)):
-            if folder not in self._folders:
-                self.client.files.create_directory(folder)
-                self._folders.add(folder)
+            self.client.files.create_directory(path.rpartition("/")[0])
             self.client.files.upload(path, file, overwrite=True, **kwargs)
         if callback is not None:
             callback(size, size)
@@ -95,20 +92,10 @@ class UCObjectStore(ObjectStore):
         uri = self.get_uri(object_name)
         with _translated(uri):
             response = self.client.files.download(self._path(object_name))
-        assert response.contents is not None, "the SDK types every answer as optional"
-        size = int(response.content_length or 0)
-        with (
-            download_target(filename, overwrite) as temporary,
-            temporary.open("wb") as file,
-            response.contents as reply,
-        ):
-            with _translated(uri):
-                while part := reply.read(_PART):
-                    file.write(part)
-                    if callback is not None:
-                        callback(file.tell(), size)
-            if file.tell() != size:
-                raise ObjectStoreTransientError(f"{file.tell()} of {size} bytes of {uri} arrived.")
+            assert response.contents is not None, "the SDK types every answer as optional"
+            with response.contents as reply:
+                parts = iter(partial(reply.read, _PART), b"")
+                write_parts(parts, int(response.content_length or 0), filename, callback, uri)
 
     def list_objects(self, prefix: str | None = None) -> list[str]:
         """List the sorted names, relative to the volume, of the objects that begin with `prefix`, also in folders."""

@@ -5,12 +5,12 @@ Symbols, as in the paper: t counts the updates; gamma is the exponent of a profi
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -48,8 +48,7 @@ _WIDEST = 12**-0.5  # where gamma is 0, so that all weights so far count the sam
 Layout = dict[str, dict[str, torch.Tensor]]
 
 
-@dataclass(frozen=True)
-class Snapshot:
+class Snapshot(NamedTuple):
     """Averages at one time of training.
 
     Attributes:
@@ -352,19 +351,13 @@ class PostHocEMA(Algorithm):
 
     def state_dict(self) -> dict[str, Any]:
         """Return both averages, the number of updates and the snapshots, without those in files."""
-        return {
-            **super().state_dict(),
-            "num_updates": self.num_updates,
-            "averages": [average.state_dict() for average in self.averages],
-            "snapshots": [
-                {
-                    "updates": each.updates,
-                    "sigma_rels": list(each.sigma_rels),
-                    "averages": None if each.averages is None else list(each.averages),
-                }
-                for each in self.snapshots
-            ],
-        }
+        snapshots = [
+            {"updates": u, "sigma_rels": list(widths), "averages": None if averages is None else list(averages)}
+            for u, widths, averages in self.snapshots
+        ]
+        averages = [average.state_dict() for average in self.averages]
+        state = {"num_updates": self.num_updates, "averages": averages, "snapshots": snapshots}
+        return {**super().state_dict(), **state}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load copies of the result of `state_dict`.
@@ -381,15 +374,7 @@ class PostHocEMA(Algorithm):
             self.averages.append(StoredWeights(None))
             self.averages[-1].load_state_dict(saved)
         for each in state["snapshots"]:
-            averages = None
-            if each["averages"] is not None:
-                averages = tuple(
-                    {
-                        kind: {name: value.detach().clone() for name, value in named.items()}
-                        for kind, named in saved.items()
-                    }
-                    for saved in each["averages"]
-                )
+            averages = None if each["averages"] is None else tuple(copy.deepcopy(each["averages"]))
             self.snapshots.append(Snapshot(each["updates"], tuple(each["sigma_rels"]), averages))
 
 

@@ -85,31 +85,11 @@ def orthogonalize_matrix(
             x = x.mT
         x = x / (torch.linalg.matrix_norm(x, keepdim=True) * margin + eps)
         batch, shape = x.reshape(-1, *x.shape[-2:]), x.shape
-        if x.dtype is not torch.bfloat16 and x.size(-1) >= 2 * x.size(-2):
-            batch = _iterate_gram(batch, polynomials)
-        else:
-            for a, b, c in polynomials:
-                gram = batch @ batch.mT
-                batch = torch.baddbmm(batch, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), batch, beta=a)
+        for a, b, c in polynomials:
+            gram = batch @ batch.mT
+            batch = torch.baddbmm(batch, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), batch, beta=a)
     result: Tensor = batch.reshape(shape).to(matrix.dtype)
     return result.mT if is_tall else result
-
-
-def _iterate_gram(x: Tensor, polynomials: Coefficients) -> Tensor:
-    """Return P_k ... P_1 X, where P_i = a + b G + c G^2 and G = X X^T of step i.
-
-    All P_i and G commute, so that G of the next step is P G P: only the first and the last product have the long side
-    of X. Rounding acts on G, whose singular values are the squares of those of X: too coarse in bfloat16.
-    """
-    gram, product = x @ x.mT, None
-    for i, (a, b, c) in enumerate(polynomials):
-        factor = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
-        factor.diagonal(dim1=-2, dim2=-1).add_(a)
-        product = factor if product is None else factor @ product
-        if i + 1 < len(polynomials):
-            gram = factor @ (factor @ gram)
-    assert product is not None, "there is at least one step"
-    return product @ x
 
 
 def _polynomials(coefficients: str | Coefficients, steps: int) -> Coefficients:
