@@ -29,9 +29,9 @@ from composer.algorithms.schedule_free import ScheduleFreeSGD
 from composer.algorithms.weight_standardization import WeightStandardizer
 from composer.core import Engine, Event, State
 from composer.evidence import charts as evidence
+from composer.evidence.charts import BLUE, GRAY, ORANGE, make_axes
 from composer.evidence.ledger import PUBLISHED, Ledger
 from composer.evidence.page import verdicts
-from composer.recipes.charts import BLUE, GRAY, ORANGE, make_axes
 
 LIGHT, DARK = "#eceff2", "#7d858f"
 VALLEY = torch.tensor([0.4, 1.0])  # curvatures of a loss of two weights

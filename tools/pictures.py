@@ -25,7 +25,7 @@ from torchvision.transforms.functional import pil_to_tensor, to_pil_image
 from composer import functional as cf
 from composer.algorithms.blurpool import blur_2d
 from composer.algorithms.squeeze_excite import SqueezeExcite2d
-from composer.recipes.charts import STYLE, as_svg
+from composer.evidence.charts import STYLE, as_svg
 from tools import charts
 from tools.workspace import Workspace
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torchvision.transforms import functional as tv
@@ -12,7 +12,7 @@ from torchvision.transforms import functional as tv
 from composer.datasets import ImageTransform, NormalizationFn
 from composer.datasets.image_transform import crop_and_flip, cut_out
 
-MODES = ["constant", "edge", "reflect", "symmetric"]
+MODES = ["constant", "reflect"]
 
 
 def random_images(count: int = 6, channels: int = 3, height: int = 7, width: int = 9) -> Tensor:
@@ -29,6 +29,7 @@ def slow(image: Tensor, top: int, left: int, mirrored: bool, padding: int, mode:
 
 
 @pytest.mark.parametrize("mode", MODES)
+@settings(deadline=None, max_examples=30)
 @given(data=st.data(), padding=st.integers(0, 6), fill=st.integers(0, 9))
 def test_a_gather_equals_torchvision_image_by_image(mode: str, data: st.DataObject, padding: int, fill: int) -> None:
     images = random_images()
@@ -136,7 +137,7 @@ def test_class_indices_are_passed_on() -> None:
     [
         ({"padding": -1}, "`padding` must not be negative, got -1"),
         ({"cutout": -1}, "`cutout` must not be negative, got -1"),
-        ({"padding_mode": "wrap"}, "`padding_mode` must be one of constant, edge, reflect, symmetric, got 'wrap'"),
+        ({"padding_mode": "wrap"}, "`padding_mode` must be one of constant, reflect, got 'wrap'"),
         ({"mean": [1.0]}, "`mean` and `std` must be given together"),
         ({"mean": [1.0], "std": [1.0, 2.0]}, "one value per channel each"),
     ],

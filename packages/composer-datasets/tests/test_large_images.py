@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -118,71 +117,6 @@ def test_imagenet_is_read_from_image_files(imagenet: Path, tmp_path: Path, capsy
     assert (4, 3, 4, 5) == next(iter(pillow.dataloader))[0].shape
     with pytest.raises(ValueError, match=r"`resize_size` must be -1 .*composer-datasets write imagenet --short-side 9"):
         datasets.build_imagenet_dataloader(tmp_path / "files", 2, crop_size=8, resize_size=9)
-
-
-def test_files_of_ffcv_name_the_command_that_converts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "ffcv", None)
-    (tmp_path / "train.beton").touch()
-    with pytest.raises(ModuleNotFoundError, match=r"train.beton' is a file of FFCV.*datasets write imagenet SRC"):
-        datasets.build_imagenet_dataloader(tmp_path, 2)
-    with pytest.raises(TypeError, match=r"does not support pin_memory. Leave them out"):
-        datasets.build_imagenet_dataloader(tmp_path, 2, pin_memory=True)
-    with pytest.raises(TypeError, match="supports neither `transform` nor `device` here"):
-        datasets.build_imagenet_dataloader(tmp_path, 2, transform=np.asarray)
-
-
-def test_ffcv_is_called_as_it_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stand-in with the documented names: the package needs a compiler and libraries to install."""
-    batch = torch.full((2, 3, 8, 8), 255, dtype=torch.uint8), torch.tensor([1, 0])
-    calls: list[dict[str, Any]] = []
-
-    class Loader:
-        def __init__(self, path: str, **how: Any) -> None:
-            calls.append({"path": path, **how})
-
-        def __iter__(self) -> Any:
-            return iter([batch])
-
-        def __len__(self) -> int:
-            return 1
-
-    def step(name: str) -> Any:
-        return lambda *size, **how: (name, *size, *how.values())
-
-    decoders = ("RandomResizedCropRGBImageDecoder", "CenterCropRGBImageDecoder", "IntDecoder")
-    transforms = ("RandomHorizontalFlip", "ToTensor", "ToTorchImage", "Squeeze")
-    loading = SimpleNamespace(Loader=Loader, OrderOption=SimpleNamespace(RANDOM="random", SEQUENTIAL="sequential"))
-    modules = {
-        "ffcv.loader": loading,
-        "ffcv.fields.decoders": SimpleNamespace(**{name: step(name) for name in decoders}),
-        "ffcv.transforms": SimpleNamespace(**{name: step(name) for name in transforms}),
-    }
-    for name, module in {"ffcv": SimpleNamespace(), "ffcv.fields": SimpleNamespace(), **modules}.items():
-        monkeypatch.setitem(sys.modules, name, module)  # type: ignore[arg-type]  # a stand-in
-    for part in ("train", "val"):
-        (tmp_path / f"{part}.beton").touch()
-    train = datasets.build_imagenet_dataloader(tmp_path, 2, crop_size=8, seed=5, num_workers=3)
-    datasets.build_imagenet_dataloader(tmp_path, 2, is_train=False, crop_size=8, resize_size=16)
-    images, labels = train.batch_transforms(next(iter(train.dataloader)))
-
-    ends = [("ToTensor",), ("ToTorchImage",)]
-    assert {
-        "path": str(tmp_path / "train.beton"),
-        "batch_size": 2,
-        "num_workers": 3,
-        "order": "random",
-        "drop_last": True,
-        "distributed": False,
-        "seed": 5,
-        "pipelines": {
-            "image": [("RandomResizedCropRGBImageDecoder", (8, 8)), ("RandomHorizontalFlip",), *ends],
-            "label": [("IntDecoder",), ("ToTensor",), ("Squeeze",)],
-        },
-    } == calls[0]
-    assert ("sequential", False, -1) == tuple(calls[1][key] for key in ("order", "drop_last", "num_workers"))
-    assert [("CenterCropRGBImageDecoder", (8, 8), 0.5), *ends] == calls[1]["pipelines"]["image"]
-    assert [1, 0] == labels.tolist()
-    assert torch.allclose(images[0, 0, 0], torch.tensor((255 - IMAGENET_MEAN[0]) / IMAGENET_STD[0]))
 
 
 def scenes(root: Path) -> None:

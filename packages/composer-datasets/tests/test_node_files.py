@@ -7,6 +7,7 @@ import random
 import re
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -63,6 +64,31 @@ def test_the_context_managers_just_run_the_body_in_a_single_process(tmp_path: Pa
     assert [] == list(tmp_path.iterdir())
 
 
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Results of the functions below on two ranks, which call them one after the other."""
+    by_rank = run_on_ranks(call_all, 2, str(tmp_path_factory.mktemp("ranks")))
+    return {name: tuple(results[name] for results in by_rank) for name in by_rank[0]}
+
+
+def call_all(folder: str) -> dict[str, Any]:
+    calls = (
+        download,
+        leave_after_local_rank_zero,
+        fail_while_others_wait,
+        name_a_signal_file,
+        enter_one_after_the_other,
+        fail_first,
+    )
+    results = {}
+    for call in calls:
+        own = Path(folder, call.__name__)
+        own.mkdir(exist_ok=True)
+        results[call.__name__] = call(str(own))
+        dist.barrier()
+    return results
+
+
 def download(folder: str) -> bool:
     target = Path(folder, "data")
     with dist.local_rank_zero_download_and_wait(str(target)):
@@ -72,8 +98,8 @@ def download(folder: str) -> bool:
         return target.exists()
 
 
-def test_the_others_wait_for_the_download_of_local_rank_zero(tmp_path: Path) -> None:
-    assert [True, True] == run_on_ranks(download, 2, str(tmp_path))
+def test_the_others_wait_for_the_download_of_local_rank_zero(ranks: dict[str, Any]) -> None:
+    assert (True, True) == ranks["download"]
 
 
 def leave_after_local_rank_zero(folder: str) -> tuple[bool, list[str]]:
@@ -87,8 +113,8 @@ def leave_after_local_rank_zero(folder: str) -> tuple[bool, list[str]]:
     return is_done, sorted(os.listdir(folder))
 
 
-def test_no_rank_leaves_before_local_rank_zero_and_the_signal_file_is_removed(tmp_path: Path) -> None:
-    assert [(True, ["done"])] * 2 == run_on_ranks(leave_after_local_rank_zero, 2, str(tmp_path))
+def test_no_rank_leaves_before_local_rank_zero_and_the_signal_file_is_removed(ranks: dict[str, Any]) -> None:
+    assert ((True, ["done"]),) * 2 == ranks["leave_after_local_rank_zero"]
 
 
 def fail_while_others_wait(folder: str) -> str:
@@ -101,21 +127,21 @@ def fail_while_others_wait(folder: str) -> str:
     return "no error"
 
 
-def test_the_others_hear_that_local_rank_zero_failed(tmp_path: Path) -> None:
-    expected = [
+def test_the_others_hear_that_local_rank_zero_failed(ranks: dict[str, Any]) -> None:
+    expected = (
         "ValueError: disk full",
         "RuntimeError: Local rank 0 failed while this process waited for it. ValueError: disk full",
-    ]
+    )
 
-    assert expected == run_on_ranks(fail_while_others_wait, 2, str(tmp_path))
+    assert expected == ranks["fail_while_others_wait"]
 
 
-def name_a_signal_file() -> str:
+def name_a_signal_file(folder: str) -> str:
     return dist.get_node_signal_file_name()
 
 
-def test_all_processes_of_a_node_use_one_signal_file() -> None:
-    first, second = run_on_ranks(name_a_signal_file)
+def test_all_processes_of_a_node_use_one_signal_file(ranks: dict[str, Any]) -> None:
+    first, second = ranks["name_a_signal_file"]
 
     assert first == second
 
@@ -137,8 +163,8 @@ def enter_one_after_the_other(folder: str) -> float:
         return float(Path(folder, "built").exists())
 
 
-def test_local_rank_zero_runs_first(tmp_path: Path) -> None:
-    assert [1.0, 1.0] == run_on_ranks(enter_one_after_the_other, 2, str(tmp_path))
+def test_local_rank_zero_runs_first(ranks: dict[str, Any]) -> None:
+    assert (1.0, 1.0) == ranks["enter_one_after_the_other"]
 
 
 def fail_first(folder: str) -> str:
@@ -154,5 +180,5 @@ def fail_first(folder: str) -> str:
         return "failed"
 
 
-def test_a_failing_local_rank_zero_does_not_hold_up_the_others(tmp_path: Path) -> None:
-    assert ["failed", "entered"] == run_on_ranks(fail_first, 2, str(tmp_path))
+def test_a_failing_local_rank_zero_does_not_hold_up_the_others(ranks: dict[str, Any]) -> None:
+    assert ("failed", "entered") == ranks["fail_first"]

@@ -178,10 +178,7 @@ def test_quantize_dynamic_takes_what_torch_takes() -> None:
     assert isinstance(quantize_dynamic(model, {torch.nn.LSTM})[1], torch.nn.Linear)
 
 
-def test_a_torch_without_quantization_or_torchscript(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delattr(torch.ao.quantization, "quantize_dynamic")
-    with pytest.raises(RuntimeError, match=r"no longer has dynamic quantization. Use a function of `torchao`"):
-        quantize_dynamic(torch.nn.Linear(1, 1))
+def test_a_torch_without_torchscript(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delattr(torch.jit, "script")
     with pytest.raises(RuntimeError, match=r"no longer has TorchScript. Use 'torch_export'"):
         export_for_inference(SimpleModel(), "torchscript", tmp_path / "model.pt")

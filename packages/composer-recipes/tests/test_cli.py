@@ -13,14 +13,13 @@ from dataclasses import fields
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import yaml
 from recipe_runs import OPTIONS, QUIET, Commanded, task_of
 
 from composer.recipes import Comparison
-from composer.recipes.cli import RECIPES, _write_page, main
+from composer.recipes.cli import RECIPES, main
 from composer.testing import run_on_ranks
 from composer.utils import dist
 
@@ -68,7 +67,7 @@ def test_the_help_lists_the_recipes(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_help_of_a_recipe_explains_every_option(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
     task = task_of(recipe)
     parts = (task.data, task.network, task.training, task.runs)
-    names = {field.name for part in parts for field in fields(part)} | {"config", "out", "profile", "algorithms"}
+    names = {field.name for part in parts for field in fields(part)} | {"config", "out", "algorithms"}
     for name, algorithm in task.algorithms.items():
         decided = {"image_key", "input_key", "target_key", *task.fitted(task.data).get(name, {})}
         keys = inspect.signature(algorithm).parameters.keys() - decided
@@ -136,51 +135,28 @@ def _yaml(value: object) -> str:
 @pytest.mark.parametrize(
     ("recipe", "arguments", "message"),
     [
-        ("digits", "--epochs abc", "`--epochs`: Expected a float. Got value: abc"),
-        ("digits", "--device tpu", "`--device` must be cpu, gpu, cuda, mps or null, got tpu"),
-        ("digits", "--precision fp8", "`--precision` must be fp32, amp_fp16, amp_bf16 or null, got fp8"),
-        ("digits", "--threads many", "`--threads` must be int or null, got many"),
-        ("segmentation", "--norm none", "`--norm` must be batch, group or instance, got none"),
+        ("digits", "--epochs abc", "Expected a <class 'float'>"),
+        ("digits", "--device tpu", "'cpu', 'gpu', 'cuda', 'mps'"),
         ("digits", "--epochs 0", "`epochs` must be positive and finite, got 0"),
-        ("digits", "--lr -1", "`lr` must be positive and finite, got -1.0"),
+        ("digits", "--width 0", "`width` must be at least 1, got 0"),
         ("digits", "--algorithms mixup --mixup.alpha -2", "`--mixup`: `alpha` must not be negative"),
         ("digits", "--algorithms mixup --ema.half_life 3ba", "`--ema.half_life` has no effect, because `ema` is not"),
         ("digits", "--algorithms --mixup.alpha 3", "because `mixup` is not among `--algorithms`, which are none"),
         ("digits", "--algorithms mixup mixup", "`--algorithms` must name each algorithm once, got mixup mixup"),
-        ("digits", "--algorithms foo", "`--algorithms` must be blurpool, "),
-        ("digits", "--precision fp64", "`--precision`"),
+        ("digits", "--algorithms foo", "'blurpool', "),
         ("digits", "--train_samples 9999", "`train_samples` must be at most 500"),
-        ("digits", "--shift 16", "`shift` must be below 16, the size of the images, got 16"),
-        ("digits", "--batch_size 501", "`batch_size` must be at most 500, the number of training images, got 501"),
-        ("digits", "--eval_interval 0ep", "`eval_interval` must be positive, got '0ep'"),
-        ("digits", "--eval_interval often", "often"),
         ("digits", "--out a-file/inside", "Not a directory: 'a-file/inside'"),
         ("digits", "--config nowhere.yaml", "File does not exist"),
         ("digits", "--config a-file", "Problems parsing config"),
         ("digits", "--nonsense 3", "nrecognized arguments: --nonsense 3"),
-        ("digits", "--data somewhere", "nrecognized arguments: --data somewhere"),
         ("fashion_mnist", "", "`data` must name the folder that holds the dataset, got none"),
-        ("fashion_mnist", "--data nowhere", "looked for 'nowhere/FashionMNIST/raw/train-images-idx3-ubyte'"),
         ("fashion_mnist", "--data nowhere", "FashionMNIST('nowhere', download=True)"),
-        ("cifar10_resnet9", "--data nowhere", "CIFAR10('nowhere', download=True)"),
-        ("cifar10_resnet9", "--model resnet10", "`--model`"),
-        ("cifar10_resnet20", "--cutout_size -1", "`cutout_size` must be at least 0, got -1"),
-        ("cifar10_record", "--bias_factor -1", "`bias_factor` must be at least 0, got -1"),
-        ("cifar10_record", "--data a-file --width 0", "`width` must be at least 1, got 0"),
         ("imagenet_resnet50", "--data nowhere", "ImageNet was not found: looked for 'nowhere/train/<class>/*.JPEG'"),
-        ("imagenet_resnet50", "--test_size 300", "`test_resize` must be at least `test_size`, got 232 and 300"),
         ("imagenet_resnet50", "--epochs 8", "`warmup_epochs` must be at least 0 and below `epochs`, got 8"),
         ("imagenet_resnet50", "--config warm", "File does not exist"),
-        (
-            "tiny_lm",
-            "--data nowhere",
-            "looked for 'nowhere/tinyshakespeare.txt' and 'nowhere/text/tinyshakespeare.txt'",
-        ),
+        ("tiny_lm", "--data nowhere", "looked for 'nowhere/tinyshakespeare.txt' and 'nowhere/text"),
         ("tiny_lm", "--data a-file --batch_size 2", "The text must have a batch of 2 sequences of 256 characters"),
-        ("tiny_lm", "--width 10", "`width` must be a multiple of `heads`, got 10 and 4"),
-        ("segmentation", "--data nowhere", "FashionMNIST('nowhere', download=True)"),
         ("segmentation", "--size 20", "`size` must be at least 28, got 20"),
-        ("segmentation", "--blurpool.min_channels 1", "because `blurpool` is not among `--algorithms`"),
     ],
 )
 def test_an_error_is_reported_in_one_line(
@@ -220,7 +196,7 @@ def test_an_interrupted_run_is_not_a_traceback(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("recipe", OPTIONS)
-def test_every_recipe_trains_compares_draws_and_stores(recipe: str, command: Command) -> None:
+def test_every_recipe_trains_compares_and_stores(recipe: str, command: Command) -> None:
     task, ran = task_of(recipe), command(recipe)
     stored = ran.results
 
@@ -240,7 +216,7 @@ def test_every_recipe_trains_compares_draws_and_stores(recipe: str, command: Com
     time_to_quality = stored["time_to_quality"]["composed"]
     assert ran.plain["summary"][task.metrics[0].key]["mean"] == time_to_quality["goal"]
     assert len(composed["runs"]) == len(time_to_quality["ratios"])
-    for name in ("curves.png", "results.json", "config.yaml", "report.html"):
+    for name in ("results.json", "config.yaml", "report.html"):
         assert f"{ran.folder}/{name}" in ran.text
         assert (ran.folder / name).stat().st_size > 0
 
@@ -270,8 +246,6 @@ def test_every_recipe_prints_table_verdict_and_actions(recipe: str, command: Com
     [
         ("digits", [240, 3], [240, 3]),
         ("fashion_mnist", [48, 3], [24, 2]),  # tested after 5, 10 and 12 batches, and after 5 and 6
-        ("cifar10_resnet9", [16, 2], [12, 2]),  # three quarters of 4 batches
-        ("cifar10_resnet20", [16, 2], [12, 2]),
         ("cifar10_record", [16, 2], [16, 2]),
         ("imagenet_resnet50", [12, 1], [12, 1]),
         ("tiny_lm", [44, 1], [24, 1]),  # 45 sequences, of which a batch of 4 is not filled: 11 batches, and 6 of them
@@ -297,8 +271,6 @@ def test_runs_have_the_requested_length_and_evaluations(
             "the handwritten digits of scikit-learn: 80 images to train on, 20 to test, 1x16x16 pixels, 10 classes",
         ),
         ("fashion_mnist", "Fashion-MNIST: 24 images to train on, 10 to test, 1x28x28 pixels, 10 classes"),
-        ("cifar10_resnet9", "CIFAR-10: 8 images to train on, 4 to test, 3x32x32 pixels, 10 classes"),
-        ("cifar10_resnet20", "CIFAR-10: 8 images to train on, 4 to test, 3x32x32 pixels, 10 classes"),
         ("cifar10_record", "CIFAR-10: 8 images to train on, 4 to test, 3x32x32 pixels, 10 classes"),
         ("imagenet_resnet50", "data0: 12 images to train on, 4 to test, 2 classes, 32 pixels to train, 32 to test"),
         ("tiny_lm", "tinyshakespeare.txt: 45 sequences to train on, 5 to test, of 16 characters, "),
@@ -310,24 +282,10 @@ def test_the_data_are_described_first(recipe: str, line: str, command: Command) 
 
 
 @pytest.mark.parametrize(("recipe", "weights"), [("cifar10_resnet9", 4_000_000), ("cifar10_resnet20", 250_000)])
-def test_the_recipes_for_cifar_train_the_network_in_their_name(recipe: str, weights: int, command: Command) -> None:
-    assert command(recipe).plain["num_parameters"] > weights
-    assert {"model": recipe.removeprefix("cifar10_")}.items() <= command(recipe).plain["hyperparameters"].items()
+def test_the_recipes_for_cifar_have_the_network_in_their_name(recipe: str, weights: int) -> None:
+    network = task_of(recipe).network.build(SimpleNamespace(num_classes=10))
 
-
-def test_a_page_is_written_or_its_command_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    comparison: Any = SimpleNamespace(folders=[tmp_path] * 4)
-    monkeypatch.setattr("composer.recipes.cli.find_spec", lambda name: None)
-
-    expected = "All runs: out/runs. For a page about them: pip install composer-report, composer-report out/runs"
-    assert expected == _write_page(comparison, Path("out"))
-
-    written = SimpleNamespace(write_report=lambda folders, page: f"{page} about {len(folders)} runs")
-    monkeypatch.setattr("composer.recipes.cli.find_spec", lambda name: object())
-    monkeypatch.setattr("composer.recipes.cli.import_module", lambda name: written)
-
-    expected = "A page about all runs, to open in a browser: out/report.html about 4 runs"
-    assert expected == _write_page(comparison, Path("out"))
+    assert sum(parameter.numel() for parameter in network.parameters()) > weights
 
 
 def test_without_algorithms_only_the_plain_recipe_is_trained(
@@ -341,38 +299,18 @@ def test_without_algorithms_only_the_plain_recipe_is_trained(
     assert "->" not in capsys.readouterr().out
 
 
-def test_a_profile_is_written_and_its_path_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "first/profile").mkdir(parents=True)
-    (tmp_path / "first/profile/merged_trace.json").write_text("of an earlier comparison")
-    main([*QUICK, "--profile", "--out", "first", "--batch_size", "10", "--algorithms", "mixup"])
-    text = capsys.readouterr().out
-
-    path = "first/profile/merged_trace.json"
-    assert f"Profile of 4 batches after 2 to warm up, and the evaluation: {path}\n" in text
-    assert "https://ui.perfetto.dev" in text
-    begun = [event["name"] for event in json.loads((tmp_path / path).read_text()) if event["ph"] == "B"]
-    assert [1, 1, 6, 1] == [begun.count(f"event/{name}") for name in ("fit", "epoch", "batch", "eval")]
-    assert 6 == begun.count("algorithm/MixUp/event/before_forward")
-    assert "--profile" not in (tmp_path / "first/config.yaml").read_text()
-
-
-def _as_a_module(arguments: list[str]) -> str:
-    sys.argv[1:] = arguments
-    with redirect_stdout(io.StringIO()) as text:
-        runpy.run_module("composer.recipes", run_name="__main__")
-    return text.getvalue()
-
-
-def test_the_stored_configuration_repeats_the_run_bit_for_bit_in_another_process(
-    command: Command, tmp_path: Path
+def test_the_stored_configuration_repeats_the_run_bit_for_bit(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = command("digits")
     arguments = ["digits", "--config", str(first.folder / "config.yaml"), "--out", str(tmp_path / "again")]
+    monkeypatch.setattr(sys, "argv", ["composer-train", *arguments])
 
-    (again,) = run_on_ranks(_as_a_module, 1, arguments, backend=None)
+    with redirect_stdout(io.StringIO()) as text:
+        runpy.run_module("composer.recipes", run_name="__main__")
 
     assert numbers(first.folder / "results.json") == numbers(tmp_path / "again/results.json")
-    rows = [re.findall(r"\d+\.\d\d \+- \d+\.\d\d%", text) for text in (first.text, again)]
+    rows = [re.findall(r"\d+\.\d\d \+- \d+\.\d\d%", each) for each in (first.text, text.getvalue())]
     assert 2 == len(rows[0])
     assert rows[0] == rows[1]
 

@@ -25,14 +25,10 @@ from composer.recipes._images import CLASSIFICATION
         ),
         (digits.Data, {"batch_size": 0}, "`batch_size` must be at least 1, got 0"),
         (digits.Data, {"shift": -1}, "`shift` must be at least 0, got -1"),
-        (digits.Network, {"width": 0}, "`width` must be at least 1, got 0"),
-        (digits.Network, {"blocks": 0}, "`blocks` must be at least 1, got 0"),
         (fashion_mnist.Data, {"train_samples": 0}, "`train_samples` must be at least 1, got 0"),
         (fashion_mnist.Data, {"test_samples": 0}, "`test_samples` must be at least 1, got 0"),
         (fashion_mnist.Data, {"batch_size": 0}, "`batch_size` must be at least 1, got 0"),
         (fashion_mnist.Data, {"shift": -1}, "`shift` must be at least 0, got -1"),
-        (fashion_mnist.Network, {"width": 0}, "`width` must be at least 1, got 0"),
-        (fashion_mnist.Network, {"grid": 0}, "`grid` must be at least 1, got 0"),
         (cifar10.Data, {"shift": -1}, "`shift` must be at least 0, got -1"),
         (cifar10.Data, {"cutout_size": -1}, "`cutout_size` must be at least 0, got -1"),
         (tiny_lm.Data, {"characters": 0}, "`characters` must be at least 1, got 0"),
@@ -51,9 +47,6 @@ from composer.recipes._images import CLASSIFICATION
         (segmentation.Data, {"items": 0}, "`items` must be at least 1, got 0"),
         (segmentation.Data, {"noise": 0}, "`noise` must be from 1 to 256, got 0"),
         (segmentation.Data, {"noise": 257}, "`noise` must be from 1 to 256, got 257"),
-        (segmentation.Network, {"width": 0}, "`width` must be at least 1, got 0"),
-        (segmentation.Network, {"levels": 0}, "`levels` must be at least 1, got 0"),
-        (segmentation.Network, {"norm": "layer"}, "`norm` must be one of batch, group, instance, got 'layer'"),
         *(
             case
             for group in (SGD, AdamW)

@@ -83,21 +83,14 @@ def test_the_defaults_are_the_mild_stack(capsys: pytest.CaptureFixture[str]) -> 
     assert {**mild, "compare": True} == yaml.safe_load(capsys.readouterr().out)
 
 
-@pytest.mark.parametrize(
-    ("stack", "model", "on_files"),
-    [("plain", "resnet18", False), ("medium", "resnet18", True), ("hot", "resnet50", True)],
-)
-def test_a_stack_is_accepted_and_trains(
-    stack: str, model: str, on_files: bool, data: Path, files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    place = files if on_files else data
-    arguments = ["--config", stack, *TINY.split(), *QUIET.split(), "--model", model, "--data", str(place)]
+def test_a_stack_is_accepted_and_trains(files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--config", "hot", *TINY.split(), *QUIET.split(), "--data", str(files)]
     main(["imagenet_resnet50", *arguments, "--out", str(tmp_path)])
     (recipe,) = json.loads((tmp_path / "results.json").read_text())["recipes"]
-    chosen = yaml.safe_load(STACKS[stack].read_text())["algorithms"]
+    chosen = yaml.safe_load(STACKS["hot"].read_text())["algorithms"]
     names = {task_of("imagenet_resnet50").algorithms[name].__name__ for name in chosen}
 
-    assert ("composed" if chosen else "plain") == recipe["name"]
+    assert "composed" == recipe["name"]
     assert names == set(recipe["runs"][0]["actions"])
     assert all(any(name in line for line in recipe["plan"]) for name in names)
     assert "12 images to train on, 4 to test, 2 classes" in capsys.readouterr().out

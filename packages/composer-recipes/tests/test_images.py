@@ -207,15 +207,11 @@ def test_the_first_images_are_taken() -> None:
         first("some", 6, images, labels)
 
 
-def test_the_data_are_described_in_a_line_and_as_values() -> None:
+def test_the_data_are_described_in_a_line() -> None:
     dataset = random_set(1200, size=2, shift=1, flip=True, cutout=1)
     expected = "random: 1,200 images to train on, 1,200 to test, 3x2x2 pixels, 1200 classes"
 
     assert expected == dataset.describe()
-    assert {
-        "name": "random", "train_images": 1200, "test_images": 1200, "shape": [3, 2, 2], "num_classes": 1200,
-        "shift": 1, "flip": True, "cutout": 1, "validation": False,
-    } == dataset.facts()  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -285,8 +281,8 @@ def test_the_environment_variable_names_the_data_folder(
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        (fashion_mnist.Data, r"FashionMNIST/raw/train-images-idx3-ubyte.*\n.*FashionMNIST\(.*download=True"),
-        (cifar10_resnet9.Data, r"cifar-10-batches-py/data_batch_1.*\n.*CIFAR10\(.*download=True"),
+        (fashion_mnist.Data, r"FashionMNIST was not found.*\n.*FashionMNIST\(.*download=True"),
+        (cifar10_resnet9.Data, r"CIFAR10 was not found.*\n.*CIFAR10\(.*download=True"),
     ],
 )
 def test_the_error_for_missing_data_has_their_path_and_the_command(source: Any, message: str, tmp_path: Path) -> None:

@@ -3,8 +3,9 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ from composer.algorithms.sam import SAM
 from composer.algorithms.scale_schedule import ScaleSchedule
 from composer.core import Algorithm, Event, Placement, State
 from composer.loggers import Logger
-from composer.models import ComposerClassifier
 from composer.recipes import SGD, Comparison, Recipe, Result, Runs, compare, digits, run
 
 Make = Callable[..., Recipe]
@@ -109,25 +109,19 @@ def test_the_result_has_the_threads_of_the_runs(tiny: Make, one: Runs) -> None:
     assert outside == torch.get_num_threads()
 
 
-@dataclass(frozen=True)
-class Flat:
-    """A linear network: one with convolutions is compiled for minutes."""
+def test_the_whole_step_is_compiled_if_asked(tiny: Make, one: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
 
-    def build(self, dataset: Any) -> ComposerClassifier:
-        network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(256, 10))
-        return ComposerClassifier(network, train_metrics={}, num_classes=10)
+    def record(*arguments: Any, **options: Any) -> Any:
+        asked.append((options["compile_config"], options["compile_step"]))
+        raise KeyError
 
+    monkeypatch.setattr("composer.recipes.runner.trainer_of_run", record)
+    for kind in (None, "model", "step"):
+        with pytest.raises(KeyError):
+            run(tiny(), replace(one, compile=kind))
 
-def test_compiled_runs_give_the_same_losses(tiny: Make, one: Runs) -> None:
-    from torch._dynamo.utils import counters
-
-    recipe = replace(tiny(), network=Flat())
-    eager = run(recipe, one).runs[0].scores["CrossEntropy"]
-    counters.clear()
-    losses = run(recipe, replace(one, compile="step")).runs[0].scores["CrossEntropy"]
-
-    assert counters["frames"]["ok"] > 0
-    assert losses == pytest.approx(eager, rel=1e-4)  # kernels of the compiler add up in another order
+    assert asked == [(None, False), ({}, False), ({}, True)]
 
 
 def torch_flags() -> tuple[bool | int, ...]:
@@ -191,13 +185,13 @@ def test_a_warm_up_of_less_than_a_batch_is_left_out(tiny: Make, quiet: Runs) -> 
     assert 1 == len(run(recipe, quiet).runs[0].tested_at)
 
 
-def test_a_bar_shows_recipe_seed_and_metric(tiny: Make, one: Runs, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bar_shows_recipe_and_seed(tiny: Make, one: Runs, capsys: pytest.CaptureFixture[str]) -> None:
     recipes = [tiny("plain"), tiny("composed", (MixUp(),))]
     compare(recipes, replace(one, seed=4, progress=True))
-    lines = capsys.readouterr().err.splitlines()
+    text = capsys.readouterr().err
 
-    assert ["plain    seed 4", "composed seed 4"] == [line[:15] for line in lines]
-    assert all("6/6" in line and "loss=" in line and "Accuracy=" in line for line in lines)
+    assert re.search(r"plain    seed 4.* 6/6", text)
+    assert re.search(r"composed seed 4.* 6/6", text)
 
 
 def test_there_must_be_something_to_compare() -> None:
@@ -314,11 +308,10 @@ class Interruption(Algorithm):
             self.trained.append(state.timestamp.batch.value)
 
 
-@pytest.mark.parametrize("eval_interval", ["1ep", "2ba"])
-def test_an_interrupted_run_goes_on(tiny: Make, one: Runs, tmp_path: Path, eval_interval: str) -> None:
+def test_an_interrupted_run_goes_on(tiny: Make, one: Runs, tmp_path: Path) -> None:
     interruption = Interruption()
     recipe = tiny(algorithms=(MixUp(), EMA(half_life="2ba"), interruption), epochs=3)
-    once = replace(one, eval_interval=eval_interval, seeds=2)
+    once = replace(one, eval_interval="2ba", seeds=2)
     saved = replace(once, save_folder=str(tmp_path / "saved"))
     whole = run(recipe, once)
     for interruption.batch in (5, 7):

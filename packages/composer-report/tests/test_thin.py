@@ -10,7 +10,7 @@ from composer.report._charts import curve_of, smoothed
 _floats = st.floats(-1e6, 1e6) | st.sampled_from([np.nan, np.inf, -np.inf])
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(st.lists(_floats, min_size=1, max_size=300), st.integers(1, 40))
 def test_thinning_hides_no_extreme_and_counts_what_is_bad(values: list[float], points: int) -> None:
     array = np.array(values)
@@ -33,7 +33,7 @@ def test_thinning_hides_no_extreme_and_counts_what_is_bad(values: list[float], p
         np.testing.assert_array_equal(np.where(np.isfinite(array), array, np.nan), curve.values)
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(st.lists(_floats, min_size=1, max_size=200))
 def test_the_smooth_line_is_the_mean_of_the_neighbours(values: list[float]) -> None:
     array = np.array(values)

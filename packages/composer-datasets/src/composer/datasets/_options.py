@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -32,27 +31,36 @@ def batch_size_per_rank(global_batch_size: int) -> int:
     return global_batch_size // world_size
 
 
-@dataclass(frozen=True)
 class Options:
     """Arguments that every builder takes.
 
-    Attributes:
+    Args:
         global_batch_size: Samples per batch, summed over all ranks.
         is_train: Default of `drop_last` and `shuffle`.
         drop_last: Drop samples that do not fill a batch on every rank. None: `is_train`.
         shuffle: Use a random order. None: `is_train`.
         seed: Seed of the order and all random transforms.
         device: Device that stores the dataset, or makes the batches of a loader on the host. None: the host.
-        dataloader_kwargs: Arguments of `ResumableDataLoader`; on the host only.
+        **dataloader_kwargs: Arguments of `ResumableDataLoader`; on the host only.
     """
 
-    global_batch_size: int
-    is_train: bool
-    drop_last: bool | None = None
-    shuffle: bool | None = None
-    seed: int = 0
-    device: AnyDevice | None = None
-    dataloader_kwargs: dict[str, Any] = field(default_factory=dict)
+    def __init__(
+        self,
+        global_batch_size: int,
+        is_train: bool,
+        drop_last: bool | None = None,
+        shuffle: bool | None = None,
+        seed: int = 0,
+        device: AnyDevice | None = None,
+        **dataloader_kwargs: Any,
+    ) -> None:
+        self.batch_size, self.device, self.dataloader_kwargs = global_batch_size, device, dataloader_kwargs
+        self.is_train = is_train
+        self._order: dict[str, Any] = {
+            "shuffle": is_train if shuffle is None else shuffle,
+            "drop_last": is_train if drop_last is None else drop_last,
+            "seed": seed,
+        }
 
     def on_host(
         self,
@@ -69,13 +77,11 @@ class Options:
         """
         return ResumableDataLoader(
             dataset,
-            batch_size_per_rank(self.global_batch_size),
-            shuffle=self._or_is_train(self.shuffle),
-            drop_last=self._or_is_train(self.drop_last),
-            seed=self.seed,
+            batch_size_per_rank(self.batch_size),
             collate_fn=collate_fn,
             device_transform=device_transform,
             device=self.device,
+            **self._order,
             **self.dataloader_kwargs,
         )
 
@@ -98,13 +104,8 @@ class Options:
         return DeviceLoader(
             inputs,
             targets,
-            batch_size_per_rank(self.global_batch_size),
+            batch_size_per_rank(self.batch_size),
             transform=transform,
             device=self.device,
-            shuffle=self._or_is_train(self.shuffle),
-            drop_last=self._or_is_train(self.drop_last),
-            seed=self.seed,
+            **self._order,
         )
-
-    def _or_is_train(self, value: bool | None) -> bool:
-        return self.is_train if value is None else value

@@ -21,37 +21,10 @@ from composer.datasets.utils import NormalizationFn, pil_image, pil_image_collat
 from composer.utils import dist
 
 
-def find_files(
-    name: str, torchvision_name: str, datadir: Path | str, layout: str, names: Sequence[str], *, gzipped: bool = False
-) -> list[Path]:
-    """Return the paths of a dataset's files.
-
-    Args:
-        name: The dataset, for the error message.
-        torchvision_name: The class in `torchvision.datasets` that downloads the files.
-        datadir: The folder that holds `layout`, or that folder itself.
-        layout: The folder of the files, as torchvision names it.
-        names: The names of the files.
-        gzipped: Also accept `<name>.gz`.
-
-    Raises:
-        FileNotFoundError: A file does not exist; the message has the command that downloads the dataset.
-    """
-    folder, parts = Path(datadir).expanduser(), Path(layout).parts
-    if folder.absolute().parts[-len(parts) :] != parts:
-        folder = folder / layout
-    paths = []
-    for file in names:
-        compressed = folder / f"{file}.gz"
-        paths.append(
-            compressed if gzipped and not (folder / file).is_file() and compressed.is_file() else folder / file
-        )
-    absent = [path for path in paths if not path.is_file()]
-    if absent:
-        download = f"from torchvision.datasets import {torchvision_name}; "
-        download += f"{torchvision_name}({str(datadir)!r}, download=True)"
-        raise missing_files(name, absent, f'python -c "{download}"')
-    return paths
+def not_found(name: str, datadir: Path | str, looked_for: Sequence[Path]) -> FileNotFoundError:
+    """Return the error for missing files of a class in `torchvision.datasets`, with the command that gets them."""
+    code = f"from torchvision.datasets import {name}; {name}({str(datadir)!r}, download=True)"
+    return missing_files(name, looked_for, f'python -c "{code}"')
 
 
 class LabeledImages(Dataset[tuple[Any, Any]]):
@@ -84,8 +57,8 @@ class SmallImageSet:
     """Description of a dataset; its `build` methods are the public builders.
 
     Attributes:
-        load: `load(datadir, is_train)` returns the images and labels, or raises FileNotFoundError.
-        torchvision_name: The class in `torchvision.datasets` that downloads the files.
+        load: `load(datadir, is_train)` returns the images and labels.
+        name: The class in `torchvision.datasets` that downloads the files.
         mean: Mean of the training pixels per channel, in 0 to 255.
         std: Standard deviation of the training pixels per channel, in 0 to 255.
         padding: Default augmentation: shift by up to this many pixels.
@@ -97,7 +70,7 @@ class SmallImageSet:
     """
 
     load: Callable[[Path | str, bool], tuple[Tensor, Tensor]]
-    torchvision_name: str
+    name: str
     mean: tuple[float, ...]
     std: tuple[float, ...]
     padding: int
@@ -150,8 +123,11 @@ class SmallImageSet:
             TypeError: `dataloader_kwargs` has an unknown argument, or is combined with `device`.
             ValueError: `global_batch_size` is too large, or not a positive multiple of the number of ranks.
         """
-        options = Options(global_batch_size, is_train, drop_last, shuffle, seed, device, dataloader_kwargs)
-        images, labels = self._load_or_download(datadir, is_train) if download else self.load(datadir, is_train)
+        options = Options(global_batch_size, is_train, drop_last, shuffle, seed, device, **dataloader_kwargs)
+        if download:
+            with dist.run_local_rank_zero_first():
+                getattr(import_module("torchvision.datasets"), self.name)(str(datadir), download=True)
+        images, labels = self.load(datadir, is_train)
         return self._loader(images, labels, transform, options)
 
     def build_synthetic(
@@ -160,12 +136,8 @@ class SmallImageSet:
         *,
         num_samples: int | None = None,
         is_train: bool = True,
-        drop_last: bool | None = None,
-        shuffle: bool | None = None,
-        seed: int = 0,
-        device: AnyDevice | None = None,
         transform: Callable[..., Any] | None = None,
-        **dataloader_kwargs: Any,
+        **options: Any,
     ) -> DataSpec:
         """Build a loader of synthetic images with the shape and classes of the dataset. A model can learn them.
 
@@ -174,27 +146,15 @@ class SmallImageSet:
             num_samples: Number of images. None: as many as the dataset has.
             is_train: True: augment, shuffle and drop the last batch. The test images are different images of the same
                 classes.
-            drop_last: See the builder without `synthetic` in its name, also for the arguments below.
-            shuffle: Use a new random order in every epoch.
-            seed: Seed of the order and the augmentation; the images do not depend on it.
-            device: Device that stores the images.
             transform: Replaces the default augmentation.
-            **dataloader_kwargs: Arguments of `ResumableDataLoader`.
+            **options: Other arguments of the builder without `synthetic` in its name. The images do not depend on
+                `seed`.
         """
-        options = Options(global_batch_size, is_train, drop_last, shuffle, seed, device, dataloader_kwargs)
         if num_samples is None:
             num_samples = self.num_train if is_train else self.num_test
         shape = (len(self.mean), self.size, self.size)
         images, labels = synthetic_images(num_samples, shape, self.num_classes, is_train=is_train)
-        return self._loader(images, labels, transform, options)
-
-    def _load_or_download(self, datadir: Path | str, is_train: bool) -> tuple[Tensor, Tensor]:
-        with dist.run_local_rank_zero_first():
-            try:
-                return self.load(datadir, is_train)
-            except FileNotFoundError:
-                getattr(import_module("torchvision.datasets"), self.torchvision_name)(str(datadir), download=True)
-            return self.load(datadir, is_train)
+        return self._loader(images, labels, transform, Options(global_batch_size, is_train, **options))
 
     def _loader(self, images: Tensor, labels: Tensor, transform: Any, options: Options) -> DataSpec:
         augment = transform is None and options.is_train

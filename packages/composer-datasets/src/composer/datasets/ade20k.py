@@ -163,7 +163,7 @@ def build_ade20k_dataloader(
         final_size, is_train, base_size=base_size, min_scale=min_scale, max_scale=max_scale
     )
     dataset = ADE20k(datadir, split, transforms)
-    options = Options(global_batch_size, is_train, drop_last, shuffle, seed, dataloader_kwargs=dataloader_kwargs)
+    options = Options(global_batch_size, is_train, drop_last, shuffle, seed, **dataloader_kwargs)
     return _loader(dataset, ignore_background, options)
 
 
@@ -175,10 +175,7 @@ def build_synthetic_ade20k_dataloader(
     final_size: int = 512,
     ignore_background: bool = True,
     is_train: bool = True,
-    drop_last: bool | None = None,
-    shuffle: bool | None = None,
-    seed: int = 0,
-    **dataloader_kwargs: Any,
+    **options: Any,
 ) -> DataSpec:
     """Build a loader of synthetic images in the format of ADE20k: rectangles in 150 colors, not augmented.
 
@@ -191,10 +188,7 @@ def build_synthetic_ade20k_dataloader(
         final_size: Height and width of the images.
         ignore_background: Use -1 for no class.
         is_train: Default of `drop_last` and `shuffle`; training and test images differ.
-        drop_last: Drop the last, incomplete batch.
-        shuffle: Use a new random order in every epoch.
-        seed: Seed of the order; the images do not depend on it.
-        **dataloader_kwargs: Arguments of `ResumableDataLoader`.
+        **options: Other arguments of `build_ade20k_dataloader`. The images do not depend on `seed`.
     """
     if num_samples is None:
         num_samples = 20_210 if is_train else 2_000
@@ -202,8 +196,7 @@ def build_synthetic_ade20k_dataloader(
     dataset = SyntheticSegmentationDataset(
         num_samples, shape, NUM_CLASSES + 1, num_unique=num_unique, as_pil=True, is_train=is_train
     )
-    options = Options(global_batch_size, is_train, drop_last, shuffle, seed, dataloader_kwargs=dataloader_kwargs)
-    return _loader(dataset, ignore_background, options)
+    return _loader(dataset, ignore_background, Options(global_batch_size, is_train, **options))
 
 
 def _loader(dataset: Dataset[Any], ignore_background: bool, options: Options) -> DataSpec:

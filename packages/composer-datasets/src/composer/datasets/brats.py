@@ -136,7 +136,7 @@ def build_brats_dataloader(
         ValueError: A number is out of range.
     """
     dataset = BraTS(datadir, crop_size, is_train=is_train, cases=cases, transform=transform)
-    options = Options(global_batch_size, is_train, drop_last, shuffle, seed, dataloader_kwargs=dataloader_kwargs)
+    options = Options(global_batch_size, is_train, drop_last, shuffle, seed, **dataloader_kwargs)
     return DataSpec(options.on_host(dataset))
 
 
@@ -146,10 +146,7 @@ def build_synthetic_brats_dataloader(
     num_samples: int = 64,
     crop_size: tuple[int, int, int] = (128, 128, 128),
     is_train: bool = True,
-    drop_last: bool | None = None,
-    shuffle: bool | None = None,
-    seed: int = 0,
-    **dataloader_kwargs: Any,
+    **options: Any,
 ) -> DataSpec:
     """Build a loader of synthetic volumes in the format of BraTS: balls in noise, not augmented.
 
@@ -160,14 +157,10 @@ def build_synthetic_brats_dataloader(
         num_samples: Number of volumes; 8 different ones are stored in memory.
         crop_size: Depth, height and width of the volumes.
         is_train: Default of `drop_last` and `shuffle`; training and test volumes differ.
-        drop_last: Drop the last, incomplete batch.
-        shuffle: Use a new random order in every epoch.
-        seed: Seed of the order; the volumes do not depend on it.
-        **dataloader_kwargs: Arguments of `ResumableDataLoader`.
+        **options: Other arguments of `build_brats_dataloader`. The volumes do not depend on `seed`.
     """
     dataset = SyntheticVolumeDataset(num_samples, (4, *crop_size), is_train=is_train)
-    options = Options(global_batch_size, is_train, drop_last, shuffle, seed, dataloader_kwargs=dataloader_kwargs)
-    return DataSpec(options.on_host(dataset))
+    return DataSpec(Options(global_batch_size, is_train, **options).on_host(dataset))
 
 
 def _normalized(sequence: Tensor) -> Tensor:

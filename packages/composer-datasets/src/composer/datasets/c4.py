@@ -13,7 +13,6 @@ from composer.core import DataSpec
 from composer.datasets._missing import missing_files, require
 from composer.datasets._options import Options
 from composer.datasets._tokens import TextTokenizer
-from composer.datasets.device_loader import AnyDevice
 from composer.datasets.lm import PackedTokens, build_synthetic_text_dataloader, token_loader
 from composer.datasets.masking import TokenTransform
 
@@ -32,12 +31,8 @@ def build_c4_dataloader(
     max_shards: int | None = None,
     separator: int | Literal["auto"] | None = "auto",
     is_train: bool | None = None,
-    drop_last: bool | None = None,
-    shuffle: bool | None = None,
-    seed: int = 0,
-    device: AnyDevice | None = None,
     cache_dir: str | Path | None = None,
-    **dataloader_kwargs: Any,
+    **options: Any,
 ) -> DataSpec:
     """Build a loader of C4, packed into sequences of one length.
 
@@ -58,33 +53,27 @@ def build_c4_dataloader(
         separator: The token after each document, or None. "auto": the tokenizer's `eos_token_id` or `sep_token_id`, if
             it has one.
         is_train: Default of `drop_last` and `shuffle`. None: True if `split` is "train".
-        drop_last: Drop samples that do not fill a batch on every rank. None: only in training.
-        shuffle: Use a new random order in every epoch. None: only in training.
-        seed: Seed of the order and the masks.
-        device: Store all tokens on this device and make the batches there; see `DeviceLoader`. None: use a
-            `ResumableDataLoader`.
         cache_dir: Folder that caches the tokens between runs, as a memory-mapped file of 2 bytes per token (4 for a
             vocabulary above 65536). None: every process holds them in memory.
-        **dataloader_kwargs: Arguments of `ResumableDataLoader` such as `num_workers`; only without `device`.
+        **options: Other arguments of `build_text_dataloader`: `drop_last`, `shuffle`, `seed`, `device`, and those of
+            `ResumableDataLoader`.
 
     Returns:
         The batches of `build_text_dataloader`.
 
     Raises:
         FileNotFoundError: There are no shards; the message has the command that gets them.
-        TypeError: `tokenizer` is not supported, or `dataloader_kwargs` has an unknown argument.
+        TypeError: `tokenizer` is not supported, or `options` has an unknown argument.
         ValueError: A number is out of range, a line is not a document, or `masked` and the tokenizer has no mask token.
     """
     shards = _shards(Path(datadir).expanduser(), split)
     if max_shards is not None and max_shards < 1:
         raise ValueError(f"`max_shards` must be positive or None, got {max_shards!r}.")
     shards = shards[:max_shards]
+    is_train = split == "train" if is_train is None else is_train
     transform = TokenTransform.of(tokenizer, masked, mlm_probability)
     tokens = TextTokenizer(tokenizer, separator).tokenize(lambda: read_documents(shards), shards, cache_dir)
-    is_train = split == "train" if is_train is None else is_train
-    options = Options(global_batch_size, is_train, drop_last, shuffle, seed, device, dataloader_kwargs)
-    dataset = PackedTokens(tokens, max_seq_len)
-    return token_loader(dataset, transform, options)
+    return token_loader(PackedTokens(tokens, max_seq_len), transform, Options(global_batch_size, is_train, **options))
 
 
 def build_synthetic_c4_dataloader(

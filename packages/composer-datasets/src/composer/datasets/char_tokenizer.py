@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import numpy as np
-
 
 class CharTokenizer:
     """Tokenizer in which every character is a token, in the order of Unicode.
@@ -45,11 +43,11 @@ class CharTokenizer:
             raise ValueError(
                 f"`characters` must be one or more single characters, got {repr(wrong[0]) if wrong else 'none'}."
             )
-        self._codes = np.array([ord(token) for token in self._tokens], dtype=np.uint32)
         self.eos_token_id = self._add(eos_token)
         self.mask_token_id = self._add(mask_token)
         self.unk_token_id = self._add(unk_token)
         self.vocab_size = len(self._tokens)
+        self._index = {token: number for number, token in enumerate(self._tokens)}
 
     @classmethod
     def from_text(cls, text: str) -> CharTokenizer:
@@ -67,7 +65,7 @@ class CharTokenizer:
 
     def get_vocab(self) -> dict[str, int]:
         """Return the index of each token."""
-        return {token: number for number, token in enumerate(self._tokens)}
+        return dict(self._index)
 
     def encode(self, text: str) -> list[int]:
         """Return the tokens of a text.
@@ -75,18 +73,13 @@ class CharTokenizer:
         Raises:
             ValueError: It has an unknown character, and there is no `unk_token`.
         """
-        codes = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
-        places = np.searchsorted(self._codes, codes).clip(max=len(self._codes) - 1)
-        unknown = self._codes[places] != codes
-        if unknown.any():
-            if self.unk_token_id is None:
-                raise ValueError(
-                    f"The text has the character {chr(codes[unknown][0])!a}, which is not in the vocabulary. Add it to "
-                    f"`characters`, or pass an `unk_token`."
-                )
-            places = np.where(unknown, self.unk_token_id, places)
-        encoded: list[int] = places.tolist()
-        return encoded
+        unknown = sorted(set(text) - self._index.keys())
+        if unknown and self.unk_token_id is None:
+            raise ValueError(
+                f"The text has the character {unknown[0]!a}, which is not in the vocabulary. Add it to `characters`, "
+                f"or pass an `unk_token`."
+            )
+        return [self._index.get(character, self.unk_token_id or 0) for character in text]
 
     def decode(self, tokens: Iterable[int]) -> str:
         """Return the text of tokens, a list or tensor of integers."""

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from composer.datasets._small_images import SmallImageSet, find_files
+from composer.datasets._small_images import SmallImageSet, not_found
 
 
 def load_cifar10(datadir: str | Path, is_train: bool = True) -> tuple[Tensor, Tensor]:
@@ -26,42 +25,34 @@ def load_cifar10(datadir: str | Path, is_train: bool = True) -> tuple[Tensor, Te
 
     Raises:
         FileNotFoundError: A file does not exist; the message has the command that downloads it.
-        ValueError: A file has unexpected contents.
+        pickle.UnpicklingError: A file holds something else.
     """
     names = [f"data_batch_{i}" for i in range(1, 6)] if is_train else ["test_batch"]
-    return _read(find_files("CIFAR-10", "CIFAR10", datadir, "cifar-10-batches-py", names), "labels")
+    return _load("CIFAR10", datadir, "cifar-10-batches-py", names, "labels")
 
 
-def load_cifar100(datadir: str | Path, is_train: bool = True, *, coarse: bool = False) -> tuple[Tensor, Tensor]:
+def load_cifar100(datadir: str | Path, is_train: bool = True) -> tuple[Tensor, Tensor]:
     """Load CIFAR-100 as tensors; result and errors are those of `load_cifar10`.
 
     Args:
         datadir: The root folder passed to torchvision; it holds `cifar-100-python`.
         is_train: True: the 50,000 training images. False: the 10,000 test images.
-        coarse: Return the labels of the 20 superclasses.
     """
-    paths = find_files("CIFAR-100", "CIFAR100", datadir, "cifar-100-python", ["train" if is_train else "test"])
-    return _read(paths, "coarse_labels" if coarse else "fine_labels")
+    return _load("CIFAR100", datadir, "cifar-100-python", ["train" if is_train else "test"], "fine_labels")
 
 
-def _read(paths: Sequence[Path], label_key: str) -> tuple[Tensor, Tensor]:
-    all_images, all_labels = [], []
+def _load(name: str, datadir: str | Path, layout: str, files: Sequence[str], key: str) -> tuple[Tensor, Tensor]:
+    # Not by torchvision, which runs what a pickle says: it knows the checksums of the original files, and no others.
+    paths = [Path(datadir).expanduser() / layout / file for file in files]
+    absent = [path for path in paths if not path.is_file()]
+    if absent:
+        raise not_found(name, datadir, absent)
+    contents = []
     for path in paths:
-        try:
-            with path.open("rb") as file:
-                content = _ArrayUnpickler(file, encoding="latin1").load()
-            images = torch.tensor(np.asarray(content["data"], dtype=np.uint8)).reshape(-1, 3, 32, 32)
-            labels = torch.tensor(content[label_key], dtype=torch.int64)
-        except (pickle.UnpicklingError, EOFError, KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
-            raise ValueError(
-                f"{str(path)!r} must be a file of CIFAR's Python version (a pickled dict with `data` and "
-                f"`{label_key}`), but cannot be read: {error}"
-            ) from error
-        if labels.shape != images.shape[:1]:
-            raise ValueError(f"{str(path)!r} must have a label for each image, got {len(labels)} for {len(images)}.")
-        all_images.append(images)
-        all_labels.append(labels)
-    return torch.cat(all_images), torch.cat(all_labels)
+        with path.open("rb") as file:
+            contents.append(_ArrayUnpickler(file, encoding="latin1").load())
+    images = [torch.from_numpy(content["data"].reshape(-1, 3, 32, 32)) for content in contents]
+    return torch.cat(images), torch.cat([torch.tensor(content[key]) for content in contents])
 
 
 class _ArrayUnpickler(pickle.Unpickler):
@@ -72,7 +63,7 @@ class _ArrayUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if module.partition(".")[0] in ("numpy", "_codecs") and name in self._ALLOWED:
             return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"it would import `{module}.{name}`")
+        raise pickle.UnpicklingError(f"A file of CIFAR must hold arrays, got one that would import `{module}.{name}`.")
 
 
 _CIFAR10 = SmallImageSet(

@@ -16,14 +16,22 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from composer.datasets._jpeg import Box, cut_jpeg, decode_jpeg, require_decoder
-from composer.datasets._missing import missing_files
-from composer.datasets._shards import INDEX, JPEG, PLAN, RAW, Shard, shard_name
+from composer.datasets._missing import missing_files, require
+from composer.datasets._shards import INDEX, PLAN, Shard, shard_name
 from composer.datasets.utils import pil_image, pil_image_collate
 from composer.utils import check_finite
 
 _OPEN_SHARDS = 512  # per process: every mapping holds a file descriptor, and 1,024 are the usual limit
 _COMMAND = "composer-datasets write folder SRC {folder}"
+
+
+class Box(NamedTuple):
+    """A rectangle of pixels."""
+
+    top: int
+    left: int
+    height: int
+    width: int
 
 
 class CropDecoder(Protocol):
@@ -131,17 +139,14 @@ class ImageFiles(Dataset[tuple[Any, int]]):
     Files are memory-mapped, and an image is read by its index, so any order is as fast as any other. Worker processes
     get only the path. `ResumableDataLoader` gives every rank its share, and resumes.
 
-    A `crop` decodes only the rectangle that it draws, at a fraction of the size if the result is small, and resizes it.
-    Of JPEGs that were written with `--quality`, `--max-side` or `--short-side`, only the blocks in the rectangle are
-    read.
+    A `crop` decodes JPEGs at a fraction of their size if the result is small, cuts the rectangle that it draws, and
+    resizes it.
 
     Args:
         folder: What `composer-datasets write` wrote.
         crop: What to decode of an image, such as `RandomCropDecoder(224)`. None: the whole image.
         transform: Applied to each Pillow image after the crop, as in the datasets of torchvision. None: samples have
             tensors instead, which is faster.
-        verify: Compare each image with its checksum, which costs a few percent. `composer-datasets check` compares all
-            images once.
 
     Attributes:
         folder: The folder.
@@ -159,15 +164,10 @@ class ImageFiles(Dataset[tuple[Any, int]]):
     """
 
     def __init__(
-        self,
-        folder: str | Path,
-        crop: CropDecoder | None = None,
-        transform: Callable[[Any], Any] | None = None,
-        *,
-        verify: bool = False,
+        self, folder: str | Path, crop: CropDecoder | None = None, transform: Callable[[Any], Any] | None = None
     ) -> None:
-        require_decoder()  # raises now if it is missing, not at the first sample
-        self.folder, self.crop, self.transform, self._verify = Path(folder).expanduser(), crop, transform, verify
+        _decoder()  # raises now if it is missing, not at the first sample
+        self.folder, self.crop, self.transform = Path(folder).expanduser(), crop, transform
         index = _read_index(self.folder)
         self.classes: list[str] = index["classes"]
         self._length: int = index["images"]
@@ -189,11 +189,7 @@ class ImageFiles(Dataset[tuple[Any, int]]):
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[Any, int]]:
-        """Return several samples. They are requested from the disk together.
-
-        The steps before decoding are done for all of them first: if they alternated with the decoder, which evicts
-        other data from the CPU caches, they would take twice as long.
-        """
+        """Return several samples. They are requested from the disk together."""
         found = []
         for index in indices:
             if not 0 <= index < self._length:
@@ -201,66 +197,56 @@ class ImageFiles(Dataset[tuple[Any, int]]):
             number, place = divmod(index, self._per_shard)
             shard = _open_shard(f"{self.folder}/{shard_name(number)}")
             record: Any = shard.records.item(place)
-            shard.prefetch(record)
+            shard.prefetch(*record[:2])
             found.append((shard, record))
-        parts = [self._read(*place, index) for place, index in zip(found, indices, strict=True)]
-        return [self._decode(part, index) for part, index in zip(parts, indices, strict=True)]
+        return [self._decode(*each, index) for each, index in zip(found, indices, strict=True)]
 
-    def _read(self, shard: Shard, record: tuple[int, ...], index: int) -> _Part:
-        label, height, width, kind = record[4:]
-        if self._verify and not shard.is_intact(record):
-            raise ValueError(self._damaged(index, "its checksum differs"))
-        (data, runs), shape = shard.read(record), (height, width)
-        if self.crop is None:
-            return _Part(data, kind, shape, None, False, label)
-        box, mirrored = self.crop.draw(height, width)
-        part, shape, box = cut_jpeg(data, runs, shape, box)
-        return _Part(part, kind, shape, box, mirrored, label)
-
-    def _decode(self, part: _Part, index: int) -> tuple[Any, int]:
-        crop = self.crop
-        size = None if crop is None else crop.size
+    def _decode(self, shard: Shard, record: tuple[int, ...], index: int) -> tuple[Any, int]:
+        offset, num_bytes, label, height, width = record
+        crop, box, mirrored = self.crop, Box(0, 0, height, width), False
+        if crop is not None:
+            box, mirrored = crop.draw(height, width)
         try:
-            pixels = part.decode(size, fast=crop is not None and crop.fast)
+            pixels = _decode_box(shard.read(offset, num_bytes), (height, width), box, crop)
         except (OSError, ValueError) as error:
-            raise ValueError(self._damaged(index, str(error))) from error
+            raise ValueError(
+                f"Image {index} of {str(self.folder)!r} is damaged: {error}. Copy the folder again, or remove it and "
+                f"write it again."
+            ) from error
         # In the channels-last format, with a batch dimension of its own stride: torch resizes twice as fast.
         image = torch.from_numpy(np.ascontiguousarray(pixels))[None].permute(0, 3, 1, 2)
-        if size is not None and image.shape[2:] != (size, size):
-            image = torch.nn.functional.interpolate(image, (size, size), mode="bilinear", antialias=True)
-        if part.mirrored:
+        if crop is not None and image.shape[2:] != (crop.size, crop.size):
+            image = torch.nn.functional.interpolate(image, (crop.size, crop.size), mode="bilinear", antialias=True)
+        if mirrored:
             image = image.flip(3)
-        return image[0] if self.transform is None else self.transform(pil_image(image[0])), part.label
-
-    def _damaged(self, index: int, reason: str) -> str:
-        return (
-            f"Image {index} of {str(self.folder)!r} is damaged: {reason}. `composer-datasets check {self.folder}` "
-            f"lists all damaged images. Copy the folder again, or remove it and write it again."
-        )
+        return image[0] if self.transform is None else self.transform(pil_image(image[0])), label
 
 
-class _Part(NamedTuple):
-    """The part of an image that is to be decoded."""
+def _decode_box(data: bytes, shape: tuple[int, int], box: Box, crop: CropDecoder | None) -> np.ndarray:
+    """Return the pixels of a rectangle of an image, shape (H, W, 3), uint8.
 
-    data: bytes | bytearray
-    kind: int
-    shape: tuple[int, int]
-    box: Box | None
-    mirrored: bool
-    label: int
+    A rectangle of a JPEG that is at least twice as large as the result of `crop` is decoded at a fraction of its size.
+    """
+    options: dict[str, Any] = {}
+    if crop is not None:
+        options["fastupsample"] = crop.fast
+        if min(box.height, box.width) >= 2 * crop.size:
+            least = [math.ceil(whole * crop.size / part) for whole, part in zip(shape, box[2:], strict=True)]
+            options |= {"min_height": least[0], "min_width": least[1], "min_factor": 2}
+    try:
+        pixels: np.ndarray = _decoder().decode_jpeg(data, **options)
+    except ValueError:  # another format, or a JPEG of other colors or with flaws, that Pillow decodes
+        from PIL import Image
 
-    def decode(self, size: int | None, *, fast: bool) -> np.ndarray:
-        """Return the pixels of the rectangle, shape (H, W, 3), for resizing to `size`."""
-        if self.kind == JPEG:
-            return decode_jpeg(self.data, self.shape, self.box, size, fast=fast)
-        if self.kind == RAW:
-            pixels = np.frombuffer(bytearray(self.data), np.uint8).reshape(*self.shape, 3)  # writable, for torch
-        else:
-            from PIL import Image
+        pixels = np.array(Image.open(BytesIO(data)).convert("RGB"))
+    if pixels.shape[:2] != shape:
+        factors = 2 * (pixels.shape[0] / shape[0], pixels.shape[1] / shape[1])
+        box = Box(*(round(value * factor) for value, factor in zip(box, factors, strict=True)))
+    return pixels[box.top : box.top + box.height, box.left : box.left + box.width]
 
-            pixels = np.array(Image.open(BytesIO(self.data)).convert("RGB"))
-        box = self.box
-        return pixels if box is None else pixels[box.top : box.top + box.height, box.left : box.left + box.width]
+
+def _decoder() -> Any:
+    return require("simplejpeg", "Reading image files", "images")
 
 
 def image_collate(batch: Sequence[tuple[Any, Any]]) -> tuple[Tensor, Tensor]:
@@ -292,11 +278,6 @@ def _open_shard(path: str) -> Shard:
 
 
 def _read_index(folder: Path) -> dict[str, Any]:
-    if folder.suffix == ".beton":
-        raise ValueError(
-            f"{str(folder)!r} is a file of FFCV, which `build_imagenet_dataloader` reads if the package `ffcv` is "
-            f"installed. To convert the images that it was made of: `composer-datasets write imagenet SRC DST`."
-        )
     path = folder / INDEX
     if not path.is_file():
         if (folder / PLAN).is_file():

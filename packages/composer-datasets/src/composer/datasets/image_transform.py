@@ -12,7 +12,7 @@ from composer.algorithms.utils.augmentation_common import moves_with_pixels
 from composer.datasets.utils import NormalizationFn
 from composer.utils import check_finite
 
-_MODES = ("constant", "edge", "reflect", "symmetric")
+_MODES = ("constant", "reflect")
 
 
 def crop_and_flip(
@@ -26,7 +26,7 @@ def crop_and_flip(
         left: First column of each crop, likewise.
         mirrored: True where the crop is mirrored left to right, shape (N,), bool.
         padding: Pixels on each side; below H and W.
-        padding_mode: "constant", "edge", "reflect" or "symmetric", as in `torchvision.transforms.functional.pad`.
+        padding_mode: "constant" or "reflect", as in `torchvision.transforms.functional.pad`.
         fill: Value of "constant"; 0 is black.
 
     Returns:
@@ -40,7 +40,8 @@ def crop_and_flip(
         images = torch.nn.functional.pad(images, (padding,) * 4, value=fill)
     else:  # gather from the image itself; no padded copy is needed
         rows, columns = (
-            _inside(places - padding, size, padding_mode) for places, size in ((rows, height), (columns, width))
+            (size - 1) - ((size - 1) - (places - padding).abs()).abs()
+            for places, size in ((rows, height), (columns, width))
         )
     flat = images.reshape(count, channels, -1)
     places = ((rows * images.shape[3])[:, :, None] + columns[:, None]).view(count, 1, -1)
@@ -66,16 +67,6 @@ def cut_out(images: Tensor, top: Tensor, left: Tensor, size: int, value: float =
     return images.masked_fill_(inside[:, None], value)
 
 
-def _inside(places: Tensor, size: int, padding_mode: str) -> Tensor:
-    """Map positions outside of [0, size) to the pixels inside that the padding mode puts there."""
-    if padding_mode == "reflect":
-        return (size - 1) - ((size - 1) - places.abs()).abs()
-    if padding_mode == "symmetric":
-        places = torch.where(places < 0, -1 - places, places)
-        return torch.where(places >= size, 2 * size - 1 - places, places)
-    return places.clamp(0, size - 1)
-
-
 class ImageTransform:
     """Transform of a `DeviceLoader` that shifts, mirrors, normalizes and cuts images, each with its own random draws.
 
@@ -87,7 +78,7 @@ class ImageTransform:
     Args:
         flip: Mirror images left to right with probability 0.5.
         padding: Shift images by up to this many pixels in each direction.
-        padding_mode: Values beyond the border: "constant" (black), "edge", "reflect" or "symmetric", as in torchvision.
+        padding_mode: Values beyond the border: "constant" (black) or "reflect", as in torchvision.
         cutout: Side in pixels of the square that is cut from each image, centered anywhere in it. 0: none.
         mean: Mean per channel on the scale of the images (0 to 255 for uint8). None: no normalization.
         std: Standard deviation per channel on the same scale.

@@ -6,22 +6,60 @@ import hashlib
 import json
 import multiprocessing
 import os
-import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
-from multiprocessing.connection import wait
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from composer.datasets._shards import INDEX, PARTIAL, PLAN, Shard, ShardTask, WriteOptions, durable, shard_name
-from composer.datasets.image_files import ImageFiles
+import numpy as np
+
+from composer.datasets._shards import INDEX, PARTIAL, PLAN, RECORD, durable, shard_name
 from composer.utils import check_finite
 
-__all__ = ["ImageSource", "WriteOptions", "array_source", "check_image_files", "folder_source", "write_image_files"]
+__all__ = ["ImageSource", "WriteOptions", "array_source", "folder_source", "write_image_files"]
 
 _LEAST_PER_SHARD = 4096
 _MOST_SHARDS = 256  # a process can keep that many open
-_POLL_SECONDS = 0.5
+_DEFAULT_QUALITY = 90
+
+
+@dataclass(frozen=True)
+class WriteOptions:
+    """Options of the stored images. By default image files are copied byte for byte.
+
+    Args:
+        max_side: Shrink images so that the longer side has at most this many pixels.
+        short_side: Shrink images so that the shorter side has at most this many pixels.
+        quality: Encode images as JPEG with this quality. None: 90 for images that are shrunk or have no file; others
+            are unchanged.
+
+    Raises:
+        ValueError: A number is out of range, or both sides are given.
+    """
+
+    max_side: int | None = None
+    short_side: int | None = None
+    quality: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_side is not None and self.short_side is not None:
+            raise ValueError(
+                f"`max_side` and `short_side` must not be given together, got {self.max_side} and {self.short_side}."
+            )
+        for name, most in (("max_side", 65_535), ("short_side", 65_535), ("quality", 100)):
+            if (value := getattr(self, name)) is not None:
+                check_finite(**{name: value}, least=1, most=most)
+
+    def new_size(self, width: int, height: int) -> tuple[int, int]:
+        """Return the size to which an image is shrunk."""
+        limit = self.max_side or self.short_side
+        side = min(width, height) if self.max_side is None else max(width, height)
+        if limit is None or side <= limit:
+            return width, height
+        return max(round(width * limit / side), 1), max(round(height * limit / side), 1)
 
 
 @dataclass(frozen=True)
@@ -65,9 +103,7 @@ def array_source(images: Any, labels: Any, classes: Sequence[str]) -> ImageSourc
         classes: Names of the classes.
     """
     pixels = images.permute(0, 2, 3, 1).contiguous().numpy()
-    digest = hashlib.sha256(pixels)
-    digest.update(labels.numpy())
-    return ImageSource(pixels, labels.tolist(), list(classes), digest.hexdigest())
+    return ImageSource(pixels, labels.tolist(), list(classes), hashlib.sha256(pixels).hexdigest())
 
 
 def write_image_files(
@@ -90,77 +126,39 @@ def write_image_files(
         options: What is done to the images.
         processes: Number of processes that read and encode. 1: only this one.
         shard_images: Images per file. None: 4,096, or more if there would be more than 256 files.
-        progress: Called with the number of images that were finished since the last call; first with those that an
-            interrupted call left.
+        progress: Called with the number of images of each file that is finished, also of those that an interrupted
+            call left.
 
     Raises:
         FileExistsError: The folder holds files of other images or options.
-        RuntimeError: A process was killed; the finished files stay.
+        RuntimeError: A process was killed; the finished files stay, and another call continues.
         ValueError: There is no image, a number is not positive, or an image cannot be read.
     """
-    options, report = options or WriteOptions(), progress or _ignore
-    check_finite(processes=processes, images=len(source.images), least=1)
-    per_shard = shard_images or max(_LEAST_PER_SHARD, -(-len(source.images) // _MOST_SHARDS))
+    options, count = options or WriteOptions(), len(source.images)
+    check_finite(processes=processes, images=count, least=1)
+    per_shard = shard_images or max(_LEAST_PER_SHARD, -(-count // _MOST_SHARDS))
     check_finite(shard_images=per_shard, least=1)
     root = Path(folder).expanduser()
     plan = {
         "format": "composer-image-files",
         "version": 1,
-        "images": len(source.images),
+        "images": count,
         "classes": list(source.classes),
         "shard_images": per_shard,
         "options": asdict(options),
         "source": source.fingerprint,
     }
     _begin(root, plan)
-    count = -(-len(source.images) // per_shard)
-    tasks = []
-    for number in range(count):
-        chosen = slice(number * per_shard, (number + 1) * per_shard)
-        task = ShardTask(root / shard_name(number), source.images[chosen], source.labels[chosen], options)
-        if task.is_done():
-            report(len(task.images))
-        else:
-            tasks.append(task)
-    if min(processes, len(tasks)) > 1:
-        _write_in_processes(tasks, min(processes, len(tasks)), report)
-    else:
-        for task in tasks:
-            task.write(lambda: report(1))
-    sizes = [(root / shard_name(number)).stat().st_size for number in range(count)]
-    _write_json(root / INDEX, {**plan, "shards": sizes})
-
-
-def check_image_files(folder: str | Path, progress: Callable[[int], object] | None = None) -> list[str]:
-    """Compare every image of a folder with its checksum.
-
-    Args:
-        folder: What `write_image_files` wrote.
-        progress: Called with the number of images that were compared since the last call.
-
-    Returns:
-        A line about each damaged image or file; none if all are as they were written.
-
-    Raises:
-        FileNotFoundError: The folder has no such files, or not all of them.
-    """
-    root, report = Path(folder).expanduser(), progress or _ignore
-    try:
-        ImageFiles(root)
-    except ValueError as error:
-        return [str(error)]
-    damaged = []
-    for path in sorted(root.glob("shard-*.bin")):
-        try:
-            shard = Shard(path)
-        except ValueError as error:
-            damaged.append(str(error))
-            continue
-        for place, record in enumerate(shard.records.tolist()):
-            if not shard.is_intact(record):
-                damaged.append(f"Image {place} of {str(path)!r} is damaged: its checksum differs.")
-            report(1)
-    return damaged
+    parts = [slice(first, first + per_shard) for first in range(0, count, per_shard)]
+    paths = [root / shard_name(number) for number in range(len(parts))]
+    tasks = (paths, [source.images[each] for each in parts], [source.labels[each] for each in parts])
+    every, processes = [options] * len(parts), min(processes, len(parts))
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(processes, spawn) if processes > 1 else nullcontext() as pool:
+        for finished in (map if pool is None else pool.map)(_write_shard, *tasks, every):
+            if progress is not None:
+                progress(finished)
+    _write_json(root / INDEX, {**plan, "shards": [path.stat().st_size for path in paths]})
 
 
 def _begin(root: Path, plan: dict[str, Any]) -> None:
@@ -183,64 +181,42 @@ def _begin(root: Path, plan: dict[str, Any]) -> None:
         _write_json(path, plan)
 
 
-def _write_in_processes(tasks: Sequence[ShardTask], processes: int, report: Callable[[int], object]) -> None:
-    context = multiprocessing.get_context("spawn")
-    counter, errors, reported = context.Value("q", 0), context.SimpleQueue(), 0
-    workers = [
-        context.Process(target=_write_tasks, args=(tasks[first::processes], counter, errors), daemon=True)
-        for first in range(processes)
-    ]
-    for worker in workers:
-        worker.start()
+def _write_shard(path: Path, images: Sequence[Any], labels: Sequence[int], options: WriteOptions) -> int:
+    """Write a file and its table, unless an earlier call did; return the number of its images."""
+    table = path.with_suffix(".npy")
+    if not table.is_file():
+        records = np.zeros(len(images), RECORD)
+        with durable(path) as file:
+            for place, (image, label) in enumerate(zip(images, labels, strict=True)):
+                data, width, height = _encode(image, options)
+                records[place] = (file.tell(), len(data), label, height, width)
+                file.write(data)
+        with durable(table) as file:
+            np.save(file, records)
+    return len(images)
+
+
+def _encode(image: Any, options: WriteOptions) -> tuple[bytes, int, int]:
+    """Return the bytes to store, width and height."""
+    from PIL import Image
+
+    data = b"" if isinstance(image, np.ndarray) else Path(image).read_bytes()
     try:
-        running = workers
-        while running:
-            wait([worker.sentinel for worker in running], _POLL_SECONDS)
-            running = [worker for worker in workers if worker.is_alive()]
-            finished = counter.value
-            report(finished - reported)
-            reported = finished
-            if not errors.empty():
-                raise ValueError(errors.get())
-            killed = [worker.exitcode for worker in workers if worker.exitcode]
-            if killed:
-                raise RuntimeError(
-                    f"A writing process ended with exit code {killed[0]}; it may have been killed for want of memory. "
-                    f"Run the same command again, with fewer processes if need be; it continues."
-                )
-    finally:
-        for worker in workers:
-            worker.terminate()
-        for worker in workers:
-            worker.join()
-
-
-def _write_tasks(tasks: Sequence[ShardTask], counter: Any, errors: Any) -> None:
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-    def count() -> None:
-        with counter.get_lock():
-            counter.value += 1
-
-    try:
-        for task in tasks:
-            task.write(count)
-    except (OSError, ValueError) as error:
-        errors.put(str(error))
-
-
-def _end_with_parent() -> None:
-    """Exit if the parent process is killed, instead of finishing the work first."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
+        picture: Any = Image.open(BytesIO(data)) if data else Image.fromarray(image)
+        picture.load()
+    except OSError as error:
+        raise ValueError(f"{str(image)!r} cannot be read as an image: {error}. Remove or replace it.") from error
+    size = options.new_size(*picture.size)
+    if data and options.quality is None and size == picture.size:
+        return data, *size
+    picture = picture.convert("RGB")
+    if size != picture.size:
+        picture = picture.resize(size, Image.Resampling.LANCZOS, reducing_gap=3.0)
+    file = BytesIO()
+    picture.save(file, "JPEG", quality=options.quality or _DEFAULT_QUALITY)
+    return file.getvalue(), *size
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:
     with durable(path) as file:
         file.write(json.dumps(content, indent=1).encode())
-
-
-def _ignore(_: int) -> None:
-    pass

@@ -13,7 +13,6 @@ from composer.core import DataSpec
 from composer.datasets._missing import missing_files
 from composer.datasets._options import Options
 from composer.datasets.device_loader import AnyDevice
-from composer.datasets.ffcv_files import ffcv_loader
 from composer.datasets.image_files import (
     CenterCropDecoder,
     CropDecoder,
@@ -60,8 +59,7 @@ def build_imagenet_dataloader(
     Training images are random crops (8% to 100% of the area) resized to `crop_size` and mirrored at random; evaluation
     images are center crops.
 
-    Folders that `composer-datasets write imagenet` wrote are read by `ImageFiles`, which is faster; files `train.beton`
-    and `val.beton` by the package `ffcv`.
+    Folders that `composer-datasets write imagenet` wrote are read by `ImageFiles`, which is faster.
 
     Args:
         datadir: Holds `train` and `val`, each with a folder for each class, or as `composer-datasets write` wrote them.
@@ -88,7 +86,7 @@ def build_imagenet_dataloader(
     Raises:
         FileNotFoundError: The folder does not exist or has no class; the message has the command that gets it.
         ModuleNotFoundError: A package that reads the files is not installed.
-        TypeError: `dataloader_kwargs` has an unknown argument, or FFCV does not support an argument.
+        TypeError: `dataloader_kwargs` has an unknown argument.
         ValueError: A size or `global_batch_size` is out of range.
     """
     from torchvision.datasets import ImageFolder
@@ -96,16 +94,10 @@ def build_imagenet_dataloader(
     folder = Path(datadir).expanduser() / ("train" if is_train else "val")
     if device is not None and normalize_on_device:
         raise ValueError(f"`normalize_on_device` has no effect with `device`, which normalizes there; got {device!r}.")
-    options = Options(global_batch_size, is_train, drop_last, shuffle, seed, device, dataloader_kwargs)
+    options = Options(global_batch_size, is_train, drop_last, shuffle, seed, device, **dataloader_kwargs)
     if is_image_files(folder):
         crop = None if transform is not None else _decoder(is_train, resize_size, crop_size)
         return _loader(ImageFiles(folder, crop, transform), normalize_on_device, options)
-    beton = folder.with_suffix(".beton")
-    if beton.is_file():
-        if transform is not None or device is not None:
-            raise TypeError(f"FFCV, which reads {str(beton)!r}, supports neither `transform` nor `device` here.")
-        _check_sizes(resize_size, crop_size)
-        return _data_spec(ffcv_loader(beton, crop_size, resize_size, options), normalize_on_device)
     if not folder.is_dir() or not any(path.is_dir() for path in folder.iterdir()):
         raise missing_files("ImageNet", [folder / "<class>" / "*.JPEG"], COMMAND.format(datadir=datadir))
     steps = image_transform(is_train, resize_size, crop_size) if transform is None else transform
@@ -122,10 +114,7 @@ def build_synthetic_imagenet_dataloader(
     num_classes: int = 1000,
     is_train: bool = True,
     normalize_on_device: bool = False,
-    drop_last: bool | None = None,
-    shuffle: bool | None = None,
-    seed: int = 0,
-    **dataloader_kwargs: Any,
+    **options: Any,
 ) -> DataSpec:
     """Build a loader of synthetic images in the format of ImageNet, not augmented.
 
@@ -139,10 +128,7 @@ def build_synthetic_imagenet_dataloader(
         num_classes: Number of classes.
         is_train: Default of `drop_last` and `shuffle`; training and test images differ.
         normalize_on_device: Move images to the device as uint8.
-        drop_last: Drop the last, incomplete batch.
-        shuffle: Use a new random order in every epoch.
-        seed: Seed of the order; the images do not depend on it.
-        **dataloader_kwargs: Arguments of `ResumableDataLoader`.
+        **options: Other arguments of `build_imagenet_dataloader`. The images do not depend on `seed`.
     """
     if num_samples is None:
         num_samples = 1_281_167 if is_train else 50_000
@@ -150,8 +136,7 @@ def build_synthetic_imagenet_dataloader(
     dataset = SyntheticImageDataset(
         num_samples, shape, num_classes, num_unique=num_unique, as_pil=True, is_train=is_train
     )
-    options = Options(global_batch_size, is_train, drop_last, shuffle, seed, dataloader_kwargs=dataloader_kwargs)
-    return _loader(dataset, normalize_on_device, options)
+    return _loader(dataset, normalize_on_device, Options(global_batch_size, is_train, **options))
 
 
 def image_transform(is_train: bool, resize_size: int, crop_size: int) -> Callable[[Any], Any]:
@@ -193,14 +178,10 @@ def _decoder(is_train: bool, resize_size: int, crop_size: int) -> CropDecoder:
 
 def _loader(dataset: Dataset[Any], normalize_on_device: bool, options: Options) -> DataSpec:
     collate = image_collate if isinstance(dataset, ImageFiles) else pil_image_collate
-    if options.device is None:
-        return _data_spec(options.on_host(dataset, collate), normalize_on_device)
-    transform = ImageTransform(mean=IMAGENET_MEAN, std=IMAGENET_STD, memory_format=torch.channels_last)
-    return DataSpec(options.on_host(dataset, collate, transform))
-
-
-def _data_spec(loader: Any, normalize_on_device: bool) -> DataSpec:
-    normalize = NormalizationFn(IMAGENET_MEAN, IMAGENET_STD)
+    if options.device is not None:
+        transform = ImageTransform(mean=IMAGENET_MEAN, std=IMAGENET_STD, memory_format=torch.channels_last)
+        return DataSpec(options.on_host(dataset, collate, transform))
+    loader, normalize = options.on_host(dataset, collate), NormalizationFn(IMAGENET_MEAN, IMAGENET_STD)
     if normalize_on_device:
         return DataSpec(loader, microbatch_transforms=normalize)
     return DataSpec(loader, batch_transforms=normalize)

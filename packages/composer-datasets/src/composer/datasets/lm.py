@@ -128,15 +128,14 @@ def build_text_dataloader(
             looked_for = path / "*.txt" if path.is_dir() else path
             raise missing_files("The text", [looked_for], f"{_EXAMPLE}    # for example")
         files += matches
-    transform = TokenTransform.of(tokenizer, masked, mlm_probability)
 
     def documents() -> Iterable[str]:
         return (file.read_text(encoding="utf-8") for file in files)
 
+    options = Options(global_batch_size, is_train, drop_last, shuffle, seed, device, **dataloader_kwargs)
+    transform = TokenTransform.of(tokenizer, masked, mlm_probability)
     tokens = TextTokenizer(tokenizer, separator).tokenize(documents, files, cache_dir)
-    options = Options(global_batch_size, is_train, drop_last, shuffle, seed, device, dataloader_kwargs)
-    dataset = PackedTokens(tokens, max_seq_len, part)
-    return token_loader(dataset, transform, options)
+    return token_loader(PackedTokens(tokens, max_seq_len, part), transform, options)
 
 
 def build_synthetic_text_dataloader(
@@ -148,11 +147,7 @@ def build_synthetic_text_dataloader(
     masked: bool = False,
     mlm_probability: float = 0.15,
     is_train: bool = True,
-    drop_last: bool | None = None,
-    shuffle: bool | None = None,
-    seed: int = 0,
-    device: AnyDevice | None = None,
-    **dataloader_kwargs: Any,
+    **options: Any,
 ) -> DataSpec:
     """Build a loader of synthetic tokens, each of which mostly follows from the one before.
 
@@ -166,19 +161,14 @@ def build_synthetic_text_dataloader(
         masked: Mask tokens for masked language modeling.
         mlm_probability: Fraction of the tokens to predict, if `masked`.
         is_train: Default of `drop_last` and `shuffle`; training and test text differ.
-        drop_last: Drop the last, incomplete batch.
-        shuffle: Use a new random order in every epoch.
-        seed: Seed of the order and the masks; the text does not depend on it.
-        device: Device that stores the tokens.
-        **dataloader_kwargs: Arguments of `ResumableDataLoader`.
+        **options: Other arguments of `build_text_dataloader`. The tokens do not depend on `seed`.
     """
     tokens = synthetic_text(num_samples * max_seq_len, vocab_size - masked, is_train=is_train).numpy()
     transform = TokenTransform()
     if masked:
         transform = TokenTransform(vocab_size - 1, vocab_size=vocab_size, probability=mlm_probability)
-    options = Options(global_batch_size, is_train, drop_last, shuffle, seed, device, dataloader_kwargs)
     dataset = PackedTokens(tokens, max_seq_len)
-    return token_loader(dataset, transform, options)
+    return token_loader(dataset, transform, Options(global_batch_size, is_train, **options))
 
 
 def token_loader(dataset: PackedTokens, transform: TokenTransform, options: Options) -> DataSpec:

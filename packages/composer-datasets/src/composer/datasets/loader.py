@@ -13,18 +13,6 @@ from composer.datasets.device_loader import AnyDevice, DeviceTransform, draw_for
 from composer.datasets.sampler import ShardLoader, ShardSampler, derived_seed
 from composer.utils.reproducibility import seed_context
 
-_PASSED = frozenset(
-    {
-        "num_workers",
-        "pin_memory",
-        "prefetch_factor",
-        "persistent_workers",
-        "timeout",
-        "worker_init_fn",
-        "multiprocessing_context",
-    }
-)
-
 
 class ResumableDataLoader(ShardLoader, DataLoader[Any]):  # type: ignore[misc]  # narrower types than torch's
     """A `torch.utils.data.DataLoader` that can stop after any batch and resume there immediately.
@@ -51,15 +39,14 @@ class ResumableDataLoader(ShardLoader, DataLoader[Any]):  # type: ignore[misc]  
             host, and the Trainer moves them.
         device: Device to move batches to for `device_transform`. With `pin_memory=True`, copies to a GPU overlap with
             its work.
-        **kwargs: Arguments of `DataLoader`: `num_workers`, `pin_memory`, `prefetch_factor`, `persistent_workers`,
-            `timeout`, `worker_init_fn`, `multiprocessing_context`.
+        **kwargs: Arguments of `DataLoader` about workers and memory, such as `num_workers`.
 
     Attributes:
         batch_sizes: Returns the size of a batch by the samples of this rank's share before it in the epoch, for batches
             whose size is not `batch_size`, as with `BatchSizeWarmup`. None: all have `batch_size`.
 
     Raises:
-        TypeError: `kwargs` has another argument, such as `sampler`, which this loader sets itself.
+        TypeError: `kwargs` has an unknown argument, or one that this loader sets itself, such as `sampler`.
         ValueError: `batch_size` is below 1, or above this rank's share while `drop_last` is set; or only one of
             `device_transform` and `device` is given.
 
@@ -89,12 +76,6 @@ class ResumableDataLoader(ShardLoader, DataLoader[Any]):  # type: ignore[misc]  
         device: AnyDevice | None = None,
         **kwargs: Any,
     ) -> None:
-        unknown = sorted(kwargs.keys() - _PASSED)
-        if unknown:
-            raise TypeError(
-                f"Of the arguments of `DataLoader`, `ResumableDataLoader` takes {', '.join(sorted(_PASSED))}; got "
-                f"{', '.join(unknown)}. It sets its order and its seeds itself."
-            )
         drop_last = shuffle if drop_last is None else drop_last
         self._shard = ShardSampler(
             len(dataset), shuffle=shuffle, drop_last=drop_last, seed=seed, rank=rank, world_size=world_size

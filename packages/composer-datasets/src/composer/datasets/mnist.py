@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import gzip
 from pathlib import Path
 
-import numpy as np
-import torch
 from torch import Tensor
 
-from composer.datasets._small_images import SmallImageSet, find_files
+from composer.datasets._small_images import SmallImageSet, not_found
 
 
 def load_mnist(datadir: str | Path, is_train: bool = True) -> tuple[Tensor, Tensor]:
@@ -24,9 +21,8 @@ def load_mnist(datadir: str | Path, is_train: bool = True) -> tuple[Tensor, Tens
 
     Raises:
         FileNotFoundError: A file does not exist; the message has the command that downloads it.
-        ValueError: A file has unexpected contents.
     """
-    return _load("MNIST", "MNIST", datadir, is_train)
+    return _load("MNIST", datadir, is_train)
 
 
 def load_fashion_mnist(datadir: str | Path, is_train: bool = True) -> tuple[Tensor, Tensor]:
@@ -36,43 +32,18 @@ def load_fashion_mnist(datadir: str | Path, is_train: bool = True) -> tuple[Tens
         datadir: The root folder passed to torchvision; it holds `FashionMNIST/raw`.
         is_train: True: the 60,000 training images. False: the 10,000 test images.
     """
-    return _load("Fashion-MNIST", "FashionMNIST", datadir, is_train)
+    return _load("FashionMNIST", datadir, is_train)
 
 
-def _load(name: str, torchvision_name: str, datadir: str | Path, is_train: bool) -> tuple[Tensor, Tensor]:
-    part = "train" if is_train else "t10k"
-    names = [f"{part}-images-idx3-ubyte", f"{part}-labels-idx1-ubyte"]
-    images_file, labels_file = find_files(
-        name, torchvision_name, datadir, f"{torchvision_name}/raw", names, gzipped=True
-    )
-    images, labels = _read_idx(images_file, 3)[:, None], _read_idx(labels_file, 1).long()
-    if len(images) != len(labels):
-        raise ValueError(
-            f"{str(labels_file)!r} must have a label for each image of {str(images_file)!r}, got {len(labels)} for "
-            f"{len(images)}."
-        )
-    return images, labels
+def _load(name: str, datadir: str | Path, is_train: bool) -> tuple[Tensor, Tensor]:
+    from torchvision import datasets
 
-
-def _read_idx(path: Path, num_dims: int) -> Tensor:
-    """Read a uint8 array in the IDX format: a magic number, the sizes as big-endian 32-bit integers, the values."""
-    content = path.read_bytes()
-    if path.suffix == ".gz":
-        try:
-            content = gzip.decompress(content)
-        except (OSError, EOFError) as error:
-            raise ValueError(
-                f"{str(path)!r} must be compressed by gzip, but cannot be decompressed: {error}."
-            ) from error
-    begin = 4 * (num_dims + 1)
-    header = np.frombuffer(content[: min(begin, len(content) // 4 * 4)], dtype=">u4")
-    shape = tuple(int(size) for size in header[1:])
-    if len(header) != num_dims + 1 or header[0] != 0x800 + num_dims or len(content) - begin != np.prod(shape):
-        raise ValueError(
-            f"{str(path)!r} must be an IDX file of bytes in {num_dims} dimensions, got another format. "
-            "Download it again."
-        )
-    return torch.tensor(np.frombuffer(content, dtype=np.uint8, offset=begin).reshape(shape))
+    root = Path(datadir).expanduser()
+    try:
+        dataset = getattr(datasets, name)(str(root), train=is_train)
+    except RuntimeError as error:
+        raise not_found(name, datadir, [root / name / "raw"]) from error
+    return dataset.data[:, None], dataset.targets
 
 
 _MNIST = SmallImageSet(load_mnist, "MNIST", (33.3184,), (78.5675,), padding=2, flip=False, size=28, num_train=60_000)

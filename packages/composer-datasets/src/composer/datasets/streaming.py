@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -73,7 +73,7 @@ def build_streaming_dataloader(
         dataset,
         batch_size=batch_size,
         drop_last=drop_last,
-        collate_fn=_Collate(sample_transform, default_collate if collate_fn is None else collate_fn),
+        collate_fn=partial(_collate, sample_transform, default_collate if collate_fn is None else collate_fn),
         **dataloader_kwargs,
     )
     return DataSpec(loader, num_samples=dataset.size)
@@ -104,14 +104,14 @@ def build_streaming_imagenet_dataloader(
         target_key: The column of the labels, stored as "int".
         **options: Other arguments of `build_streaming_dataloader`; `split` is "train" or "val" by default.
     """
-    sample = _ImageSample(image_transform(is_train, resize_size, crop_size), image_key, target_key)
+    augment = image_transform(is_train, resize_size, crop_size)
     options.setdefault("split", "train" if is_train else "val")
     spec = build_streaming_dataloader(
         remote,
         local,
         global_batch_size,
         is_train=is_train,
-        sample_transform=sample,
+        sample_transform=partial(_image_sample, augment, image_key, target_key),
         collate_fn=pil_image_collate,
         **options,
     )
@@ -155,45 +155,30 @@ def build_streaming_text_dataloader(
         local,
         global_batch_size,
         is_train=is_train,
-        sample_transform=_TokenSample(tokens_key, max_seq_len),
+        sample_transform=partial(_token_sample, tokens_key, max_seq_len),
         collate_fn=transform.collate,
         **options,
     )
 
 
-@dataclass(frozen=True)
-class _Collate:
-    """Transform and collate samples in a worker process; a class so that it can be pickled."""
-
-    sample_transform: Callable[[dict[str, Any]], Any] | None
-    collate_fn: Callable[[list[Any]], Any]
-
-    def __call__(self, stored: list[dict[str, Any]]) -> Any:
-        transform = self.sample_transform
-        return self.collate_fn(stored if transform is None else [transform(sample) for sample in stored])
+def _collate(
+    transform: Callable[[dict[str, Any]], Any] | None, collate: Callable[[list[Any]], Any], stored: list[dict[str, Any]]
+) -> Any:
+    return collate(stored if transform is None else [transform(sample) for sample in stored])
 
 
-@dataclass(frozen=True)
-class _ImageSample:
-    augment: Callable[[Any], Any]
-    image_key: str
-    target_key: str
-
-    def __call__(self, stored: dict[str, Any]) -> tuple[Any, int]:
-        return self.augment(stored[self.image_key].convert("RGB")), int(stored[self.target_key])
+def _image_sample(
+    augment: Callable[[Any], Any], image_key: str, target_key: str, stored: dict[str, Any]
+) -> tuple[Any, int]:
+    return augment(stored[image_key].convert("RGB")), int(stored[target_key])
 
 
-@dataclass(frozen=True)
-class _TokenSample:
-    tokens_key: str
-    max_seq_len: int
-
-    def __call__(self, stored: dict[str, Any]) -> Tensor:
-        tokens: Any = stored[self.tokens_key]
-        tokens = np.frombuffer(tokens, dtype=np.int64) if isinstance(tokens, bytes) else np.asarray(tokens)
-        if len(tokens) < self.max_seq_len:
-            raise ValueError(
-                f"Stored sequences must have at least `max_seq_len` tokens, {self.max_seq_len}, got {len(tokens)}. Use "
-                f"a smaller `max_seq_len`."
-            )
-        return torch.from_numpy(tokens[: self.max_seq_len].astype(np.int64))
+def _token_sample(tokens_key: str, max_seq_len: int, stored: dict[str, Any]) -> Tensor:
+    tokens: Any = stored[tokens_key]
+    tokens = np.frombuffer(tokens, dtype=np.int64) if isinstance(tokens, bytes) else np.asarray(tokens)
+    if len(tokens) < max_seq_len:
+        raise ValueError(
+            f"Stored sequences must have at least `max_seq_len` tokens, {max_seq_len}, got {len(tokens)}. Use a "
+            f"smaller `max_seq_len`."
+        )
+    return torch.from_numpy(tokens[:max_seq_len].astype(np.int64))

@@ -73,7 +73,25 @@ def synthetic_text(num_tokens: int, vocab_size: int, *, is_train: bool = True, s
     return steps.cumsum(0) % vocab_size
 
 
-class SyntheticImageDataset(Dataset[tuple[Any, int]]):
+class _Repeated(Dataset[Any]):
+    """Dataset of `size` samples, of which `unique` are in memory and repeat."""
+
+    def __init__(self, size: int, num_unique: int | None, most: int = 1000) -> None:
+        check_finite(size=size, above=0)
+        if num_unique is not None:
+            check_finite(num_unique=num_unique, above=0)
+        self._size, self._unique = size, min(size, most if num_unique is None else num_unique)
+
+    def __len__(self) -> int:
+        return self._size
+
+    def _place(self, index: int) -> int:
+        if not 0 <= index < self._size:  # otherwise a plain `for` over the samples would not end
+            raise IndexError(f"`index` must be from 0 to {self._size - 1}, got {index!r}.")
+        return index % self._unique
+
+
+class SyntheticImageDataset(_Repeated):
     """Dataset of labeled images; see `synthetic_images`.
 
     Args:
@@ -111,22 +129,17 @@ class SyntheticImageDataset(Dataset[tuple[Any, int]]):
         is_train: bool = True,
         seed: int = 0,
     ) -> None:
-        self._size, self.transform, self._as_pil = size, transform, as_pil
-        unique = _num_unique(size, num_unique)
-        self._images, self._labels = synthetic_images(unique, shape, num_classes, is_train=is_train, seed=seed)
-
-    def __len__(self) -> int:
-        return self._size
+        super().__init__(size, num_unique)
+        self.transform, self._as_pil = transform, as_pil
+        self._images, self._labels = synthetic_images(self._unique, shape, num_classes, is_train=is_train, seed=seed)
 
     def __getitem__(self, index: int) -> tuple[Any, int]:
-        _check_index(index, self._size)
-        image: Any = self._images[index % len(self._images)]
-        if self._as_pil:
-            image = pil_image(image)
-        return image if self.transform is None else self.transform(image), int(self._labels[index % len(self._labels)])
+        place = self._place(index)
+        image: Any = pil_image(self._images[place]) if self._as_pil else self._images[place]
+        return image if self.transform is None else self.transform(image), int(self._labels[place])
 
 
-class SyntheticSegmentationDataset(Dataset[tuple[Any, Any]]):
+class SyntheticSegmentationDataset(_Repeated):
     """Dataset of images with a class for each pixel: four rectangles in the colors of their classes.
 
     Args:
@@ -160,8 +173,9 @@ class SyntheticSegmentationDataset(Dataset[tuple[Any, Any]]):
         is_train: bool = True,
         seed: int = 0,
     ) -> None:
-        self._size, self.transforms, self._as_pil = size, transforms, as_pil
-        unique, (channels, height, width) = _num_unique(size, num_unique), shape
+        super().__init__(size, num_unique)
+        self.transforms, self._as_pil = transforms, as_pil
+        unique, (channels, height, width) = self._unique, shape
         check_finite(num_classes=num_classes, size=min(shape), above=0)
         colors = torch.randint(64, 192, (num_classes, channels), generator=_generator(seed, _PATTERN))
         generator = _generator(seed, _NOISE, int(is_train))
@@ -174,12 +188,8 @@ class SyntheticSegmentationDataset(Dataset[tuple[Any, Any]]):
         noise = torch.randint(64, (unique, *shape), generator=generator)
         self._images = (colors[self._masks.long()].permute(0, 3, 1, 2) + noise).to(torch.uint8)
 
-    def __len__(self) -> int:
-        return self._size
-
     def __getitem__(self, index: int) -> tuple[Any, Any]:
-        _check_index(index, self._size)
-        place = index % len(self._images)
+        place = self._place(index)
         image: Any = self._images[place]
         mask: Any = self._masks[place]
         if self._as_pil:
@@ -187,7 +197,7 @@ class SyntheticSegmentationDataset(Dataset[tuple[Any, Any]]):
         return (image, mask) if self.transforms is None else self.transforms(image, mask)
 
 
-class SyntheticVolumeDataset(Dataset[tuple[Tensor, Tensor]]):
+class SyntheticVolumeDataset(_Repeated):
     """Dataset of volumes with a class for each voxel: a ball that is brighter than the noise around it.
 
     Args:
@@ -217,8 +227,8 @@ class SyntheticVolumeDataset(Dataset[tuple[Tensor, Tensor]]):
         is_train: bool = True,
         seed: int = 0,
     ) -> None:
-        self._size = size
-        unique = _num_unique(size, num_unique, most=8)
+        super().__init__(size, num_unique, most=8)
+        unique = self._unique
         check_finite(num_classes=num_classes, size=min(shape), above=0)
         generator = _generator(seed, _NOISE, int(is_train))
         grid = torch.stack(torch.meshgrid(*(torch.linspace(-1, 1, n) for n in shape[1:]), indexing="ij"))
@@ -228,12 +238,8 @@ class SyntheticVolumeDataset(Dataset[tuple[Tensor, Tensor]]):
         self._masks = torch.where(inside, labels, 0) % num_classes
         self._volumes = torch.randn(unique, *shape, generator=generator) + self._masks[:, None]
 
-    def __len__(self) -> int:
-        return self._size
-
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        _check_index(index, self._size)
-        place = index % len(self._volumes)
+        place = self._place(index)
         return self._volumes[place], self._masks[place]
 
 
@@ -274,16 +280,3 @@ class SyntheticTextDataset(Dataset[Tensor]):
 
 def _generator(*parts: int) -> torch.Generator:
     return torch.Generator().manual_seed(derived_seed(*parts))
-
-
-def _num_unique(size: int, num_unique: int | None, most: int = 1000) -> int:
-    check_finite(size=size, above=0)
-    if num_unique is None:
-        return min(size, most)
-    check_finite(num_unique=num_unique, above=0)
-    return min(size, num_unique)
-
-
-def _check_index(index: int, size: int) -> None:
-    if not 0 <= index < size:  # otherwise a plain `for` over the samples would not end
-        raise IndexError(f"`index` must be from 0 to {size - 1}, got {index!r}.")

@@ -50,7 +50,7 @@ class NormalizationFn:
             raise ValueError(f"`std` must be positive, got {std!r}. Use 1 for a channel that is constant.")
         self.mean, self.std = tuple(map(float, mean)), tuple(map(float, std))
         self.ignore_background, self.dtype = ignore_background, dtype
-        self._constants: dict[tuple[torch.device, int, int], tuple[Tensor, Tensor]] = {}
+        self._constants: dict[torch.device, tuple[Tensor, Tensor]] = {}
 
     def __call__(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Return a batch with normalized images; the input is not modified.
@@ -73,22 +73,12 @@ class NormalizationFn:
             raise ValueError(
                 f"The images must have {len(self.mean)} channels, like `mean`, got shape {tuple(images.shape)}."
             )
-        channels_last = images.dim() == 4 and not images.is_contiguous()
-        channels_last = channels_last and images.is_contiguous(memory_format=torch.channels_last)
-        values = images.permute(0, 2, 3, 1) if channels_last else images
-        repeats = values.shape[2] if channels_last else 0
-        key = (images.device, values.dim(), repeats)
-        if key not in self._constants:
-            constants = (_filled(self.mean, images.device), _filled(self.std, images.device))
-            shape = (-1, *[1] * (values.dim() - 2))
-            mean, std = (each.repeat(repeats) if repeats else each.view(shape) for each in constants)
-            self._constants[key] = (mean, std)
-        mean, std = self._constants[key]
-        values = values.to(torch.float32, copy=True)  # a 16-bit dtype would round twice
-        lines = values.flatten(2) if channels_last else values  # longer inner loops than over 3 channels
-        lines.sub_(mean).div_(std)
-        values = values.to(self.dtype)
-        return values.permute(0, 3, 1, 2) if channels_last else values
+        if images.device not in self._constants:
+            self._constants[images.device] = _filled(self.mean, images.device), _filled(self.std, images.device)
+        shape = (-1, *[1] * (images.dim() - 2))
+        mean, std = (each.view(shape) for each in self._constants[images.device])
+        values = images.to(torch.float32, copy=True)  # a 16-bit dtype would round twice
+        return values.sub_(mean).div_(std).to(self.dtype)
 
     def __repr__(self) -> str:
         return f"NormalizationFn(mean={self.mean}, std={self.std}, ignore_background={self.ignore_background})"

@@ -9,7 +9,7 @@ arXiv:2110.03352, data augmentation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -44,7 +44,29 @@ def blur_volume(volume: Tensor, sigma: float) -> Tensor:
     return blurred[:, 0]
 
 
-class CenterCrop3d:
+class _Crop3d:
+    """Crop a volume and its mask; smaller ones are padded with 0 on both sides."""
+
+    def __init__(self, size: Sequence[int]) -> None:
+        if len(size) != 3 or min(size) < 1:
+            raise ValueError(f"`size` must be three positive numbers, got {size!r}.")
+        self.size = tuple(size)
+
+    def __call__(self, volume: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the cropped volume and mask."""
+        missing = [max(want - have, 0) for want, have in zip(self.size, mask.shape, strict=True)]
+        padding = [part for count in reversed(missing) for part in (count // 2, count - count // 2)]
+        volume, mask = pad(volume, padding), pad(mask, padding)
+        for dim, want in enumerate(self.size, start=-3):
+            first = self._first(mask.shape[dim] - want)
+            volume, mask = volume.narrow(dim, first, want), mask.narrow(dim, first, want)
+        return volume.contiguous(), mask.contiguous()
+
+    def _first(self, room: int) -> int:
+        raise NotImplementedError
+
+
+class CenterCrop3d(_Crop3d):
     """Crop the center of a volume and its mask; smaller ones are padded with 0 on both sides.
 
     Args:
@@ -54,30 +76,15 @@ class CenterCrop3d:
         ValueError: `size` is not three positive numbers.
     """
 
-    def __init__(self, size: Sequence[int]) -> None:
-        self.size = _check_size(size)
-
-    def __call__(self, volume: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the cropped volume and mask."""
-        return _cropped(volume, mask, self.size, lambda room: room // 2)
+    def _first(self, room: int) -> int:
+        return room // 2
 
 
-class RandomCrop3d:
-    """Crop a volume and its mask at a random position; smaller ones are padded with 0 on both sides.
+class RandomCrop3d(_Crop3d):
+    """Crop a volume and its mask at a random position; otherwise like `CenterCrop3d`."""
 
-    Args:
-        size: Depth, height and width of the result.
-
-    Raises:
-        ValueError: `size` is not three positive numbers.
-    """
-
-    def __init__(self, size: Sequence[int]) -> None:
-        self.size = _check_size(size)
-
-    def __call__(self, volume: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the cropped volume and mask."""
-        return _cropped(volume, mask, self.size, lambda room: int(torch.randint(room + 1, ())))
+    def _first(self, room: int) -> int:
+        return int(torch.randint(room + 1, ()))
 
 
 class RandomFlip3d:
@@ -100,27 +107,44 @@ class RandomFlip3d:
         return volume.flip(dims), mask.flip(dims)
 
 
-class RandomBlur3d:
+class _RandomChange:
+    """Change a volume by a random number with a probability; the mask is unchanged."""
+
+    def __init__(self, p: float, values: tuple[float, float]) -> None:
+        check_finite(p=p, least=0, most=1)
+        check_finite(smallest=values[0], least=0)
+        check_finite(largest=values[1], least=values[0])
+        self.p, self.values = p, values
+
+    def __call__(self, volume: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the changed volume, and the mask."""
+        chance, place = torch.rand(2).tolist()
+        low, high = self.values
+        return (self._change(volume, low + place * (high - low)) if chance < self.p else volume), mask
+
+    def _change(self, volume: Tensor, value: float) -> Tensor:
+        raise NotImplementedError
+
+
+class RandomBlur3d(_RandomChange):
     """Blur a volume with a probability; see `blur_volume`. The mask is unchanged.
 
     Args:
         p: The probability.
-        sigma: Range of the standard deviation in voxels.
+        sigma: Range of the standard deviation in voxels, above 0.
 
     Raises:
-        ValueError: `p` is not in [0, 1], or `sigma` is not two positive numbers in order.
+        ValueError: `p` is not in [0, 1], or the range is not two numbers in order.
     """
 
     def __init__(self, p: float = 0.15, sigma: tuple[float, float] = (0.5, 1.5)) -> None:
-        self.p, self.sigma = _check_range(p, "sigma", sigma, above=0)
+        super().__init__(p, sigma)
 
-    def __call__(self, volume: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the blurred volume, and the mask."""
-        sigma = _draw(self.p, self.sigma)
-        return (volume if sigma is None else blur_volume(volume, sigma)), mask
+    def _change(self, volume: Tensor, value: float) -> Tensor:
+        return blur_volume(volume, value)
 
 
-class RandomNoise3d:
+class RandomNoise3d(_RandomChange):
     """Add Gaussian noise to each voxel of a volume with a probability. The mask is unchanged.
 
     Args:
@@ -128,19 +152,17 @@ class RandomNoise3d:
         std: Range of the standard deviation of the noise.
 
     Raises:
-        ValueError: `p` is not in [0, 1], or `std` is not two numbers of at least 0 in order.
+        ValueError: `p` is not in [0, 1], or the range is not two numbers of at least 0 in order.
     """
 
     def __init__(self, p: float = 0.15, std: tuple[float, float] = (0.0, 0.33)) -> None:
-        self.p, self.std = _check_range(p, "std", std, least=0)
+        super().__init__(p, std)
 
-    def __call__(self, volume: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the noisy volume, and the mask."""
-        std = _draw(self.p, self.std)
-        return (volume if std is None else volume + std * torch.randn_like(volume)), mask
+    def _change(self, volume: Tensor, value: float) -> Tensor:
+        return volume + value * torch.randn_like(volume)
 
 
-class RandomBrightness3d:
+class RandomBrightness3d(_RandomChange):
     """Multiply a volume by a random factor with a probability. The mask is unchanged.
 
     Args:
@@ -148,70 +170,30 @@ class RandomBrightness3d:
         factor: Range of the factor.
 
     Raises:
-        ValueError: `p` is not in [0, 1], or `factor` is not two numbers of at least 0 in order.
+        ValueError: `p` is not in [0, 1], or the range is not two numbers of at least 0 in order.
     """
 
     def __init__(self, p: float = 0.15, factor: tuple[float, float] = (0.7, 1.3)) -> None:
-        self.p, self.factor = _check_range(p, "factor", factor, least=0)
+        super().__init__(p, factor)
 
-    def __call__(self, volume: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the multiplied volume, and the mask."""
-        factor = _draw(self.p, self.factor)
-        return (volume if factor is None else volume * factor), mask
+    def _change(self, volume: Tensor, value: float) -> Tensor:
+        return volume * value
 
 
-class RandomContrast3d:
-    """Multiply a volume by a random factor with a probability, clamped to its old range. The mask is unchanged.
+class RandomContrast3d(_RandomChange):
+    """Multiply a volume by a random factor with a probability, clamped to the old range of each channel.
 
     Args:
         p: The probability.
         factor: Range of the factor.
 
     Raises:
-        ValueError: `p` is not in [0, 1], or `factor` is not two numbers of at least 0 in order.
+        ValueError: `p` is not in [0, 1], or the range is not two numbers of at least 0 in order.
     """
 
     def __init__(self, p: float = 0.15, factor: tuple[float, float] = (0.65, 1.5)) -> None:
-        self.p, self.factor = _check_range(p, "factor", factor, least=0)
+        super().__init__(p, factor)
 
-    def __call__(self, volume: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the changed volume, with the same smallest and largest value allowed in each channel; and the mask."""
-        factor = _draw(self.p, self.factor)
-        if factor is None:
-            return volume, mask
+    def _change(self, volume: Tensor, value: float) -> Tensor:
         dims = (1, 2, 3)
-        low, high = volume.amin(dims, keepdim=True), volume.amax(dims, keepdim=True)
-        return (volume * factor).clamp(low, high), mask
-
-
-def _cropped(volume: Tensor, mask: Tensor, size: Sequence[int], start: Callable[[int], int]) -> tuple[Tensor, Tensor]:
-    missing = [max(want - have, 0) for want, have in zip(size, mask.shape, strict=True)]
-    padding = [part for count in reversed(missing) for part in (count // 2, count - count // 2)]
-    if any(padding):
-        volume, mask = pad(volume, padding), pad(mask, padding)
-    for dim, want in enumerate(size, start=-3):
-        first = start(mask.shape[dim] - want)
-        volume, mask = volume.narrow(dim, first, want), mask.narrow(dim, first, want)
-    return volume.contiguous(), mask.contiguous()
-
-
-def _check_size(size: Sequence[int]) -> tuple[int, ...]:
-    if len(size) != 3 or min(size) < 1:
-        raise ValueError(f"`size` must be three positive numbers, got {size!r}.")
-    return tuple(size)
-
-
-def _check_range(
-    p: float, name: str, values: tuple[float, float], **bounds: float
-) -> tuple[float, tuple[float, float]]:
-    check_finite(p=p, least=0, most=1)
-    low, high = values
-    check_finite(**{name: low}, **bounds)
-    check_finite(**{name: high}, least=low)
-    return p, (low, high)
-
-
-def _draw(p: float, values: tuple[float, float]) -> float | None:
-    """Return a random number in a range, or None with probability 1 - p."""
-    chance, place = torch.rand(2).tolist()
-    return values[0] + place * (values[1] - values[0]) if chance < p else None
+        return (volume * value).clamp(volume.amin(dims, keepdim=True), volume.amax(dims, keepdim=True))

@@ -1,24 +1,67 @@
-"""Charts of a ledger: effects, cost against gain, curves, and the ladders of stacks; for the page and for READMEs."""
+"""Charts of a ledger: effects, cost against gain, curves, and the ladders of stacks.
+
+They are static pictures, for the page without scripts and for READMEs; composer-report draws runs interactively.
+"""
 
 from __future__ import annotations
 
+import io
 import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
 from composer.recipes import Metric
-from composer.recipes.charts import BLUE, COLORS, GRAY, ORANGE, as_svg, draw_bands, make_axes
 from composer.report.spi import Html, el
 
+BLUE, ORANGE, GRAY = "#1f77b4", "#ff7f0e", "#b8bec6"
+STYLE: Any = {
+    "font.family": ["DejaVu Sans", "sans-serif"],  # the first ships with matplotlib
+    "font.size": 9,
+    "axes.titlesize": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "composer",
+}
+_LINES = ("#6b7280", "#d55e00", "#0072b2", "#009e73", "#cc79a7")  # distinguishable with color blindness
 _COLORS = {"gain": BLUE, "loss": ORANGE}
 _INK = "#010101"  # matplotlib omits black, so that a page could not replace it
 _OF_PAGE = {_INK: "--ink", BLUE: "--good", ORANGE: "--bad", GRAY: "--soft"}
-_OF_PAGE |= {color: f"--c{index}" for index, color in enumerate(COLORS)}
+_OF_PAGE |= {color: f"--c{index}" for index, color in enumerate(_LINES)}
 _KEYS = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
+
+
+def make_axes(xlabel: str = "", ylabel: str = "", width: float = 6.4, height: float = 2.4) -> tuple[Figure, Any]:
+    """Return a figure without a window, and its only axes.
+
+    Args:
+        xlabel: The label of the horizontal axis.
+        ylabel: The label of the vertical axis.
+        width: Inches.
+        height: Inches.
+    """
+    figure = Figure(figsize=(width, height), layout="constrained")
+    axes = figure.subplots()
+    axes.set(xlabel=xlabel, ylabel=ylabel)
+    return figure, axes
+
+
+def as_svg(draw: Callable[[], Figure], style: Mapping[Any, Any] | None = None) -> str:
+    """Return a figure as an SVG file that is the same for the same figure.
+
+    Args:
+        draw: Returns the figure.
+        style: Settings of matplotlib, beside `STYLE`.
+    """
+    file = io.StringIO()
+    with matplotlib.rc_context(matplotlib.rcParamsDefault), matplotlib.rc_context({**STYLE, **(style or {})}):
+        draw().savefig(file, format="svg", metadata={"Date": None, "Creator": None})
+    return "".join(f"{line.rstrip()}\n" for line in file.getvalue().splitlines())
 
 
 def inline(draw: Callable[[], Figure], label: str) -> Html:
@@ -95,7 +138,12 @@ def curves(entries: Sequence[Mapping[str, Any]], runs: Mapping[str, np.ndarray])
     """
     metric = Metric(**entries[0]["metric"])
     figure, axes = make_axes("steps", _titled(metric), height=4)
-    draw_bands(axes, {name: (values[0, :, 0], metric.scale * values[:, :, 1]) for name, values in runs.items()})
+    for index, (name, values) in enumerate(runs.items()):
+        color = _LINES[index] if index < len(_LINES) else f"C{index}"
+        steps, scores = values[0, :, 0], metric.scale * values[:, :, 1]
+        axes.plot(steps, scores.mean(axis=0), color=color, label=name, linewidth=2)
+        axes.fill_between(steps, scores.min(axis=0), scores.max(axis=0), color=color, alpha=0.2, linewidth=0)
+    axes.grid(alpha=0.3)
     figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize="small")
     return figure
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import json
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -141,7 +139,6 @@ def _task_section(ledgers: Sequence[Ledger], task: str, hash_: str, entries: Seq
             parts.append(el("figure", caption, inline(draw, title), class_="wide"))
     parts.append(_table(_HEAD, [cells(entry) for entry in entries]))
     parts += [_saved(entries), _ladder(everything, metric), _stacks(everything, metric), _searches(everything, metric)]
-    parts.append(_download(task, everything))
     return el("section", parts, id=f"{task}-{hash_}")
 
 
@@ -214,13 +211,6 @@ def _searches(entries: Sequence[dict[str, Any]], metric: Metric) -> Html | None:
         return None
     head = ("method", "variant", "steps", "trials x seeds", "best", "validation")
     return el("details", el("summary", "All searches on the validation part"), _table(head, rows))
-
-
-def _download(task: str, entries: Sequence[dict[str, Any]]) -> Html:
-    text = "\n".join(json.dumps(entry, sort_keys=True) for entry in entries)
-    data = base64.b64encode(text.encode("utf-8")).decode("ascii")
-    link = el("a", "all entries as JSON lines", href=f"data:application/jsonl;base64,{data}", download=f"{task}.jsonl")
-    return el("p", "Download ", link, class_="small")
 
 
 def _curves(ledgers: Sequence[Ledger], entries: Sequence[dict[str, Any]]) -> dict[str, np.ndarray]:

@@ -200,7 +200,7 @@ def execute(task: Task, data: Any, spec: RunSpec, folder: Path | None = None) ->
         task: The task.
         data: Its loaded data.
         spec: The run.
-        folder: The folder of checkpoints, if the task has a `checkpoint_interval`. None: no checkpoints.
+        folder: The folder where runs share their teacher. None: each trains its own.
 
     Returns:
         The result. Exceptions of the run are in it, as "failed".
@@ -227,13 +227,6 @@ def _train(task: Task, data: Any, spec: RunSpec, folder: Path | None) -> RunResu
     others: dict[str, Any] = {"run_name": spec.id, "loggers": [memory], "callbacks": [sides] if spec.averages else []}
     if spec.num_curve:
         others |= {"eval_label": _CURVE, "eval_interval": f"{max(1, spec.steps // spec.num_curve)}ba"}
-    if task.checkpoint_interval is not None and folder is not None and not spec.averages:
-        others |= {
-            "save_folder": str(folder / spec.id),
-            "save_interval": task.checkpoint_interval,
-            "save_num_checkpoints_to_keep": 1,
-            "autoresume": True,
-        }
     algorithms = make_algorithms(spec.stack, partial(_teach, task, data, spec, folder))
     with make_trainer(task, data, spec, algorithms, **others) as (trainer, train, evaluated):
         if spec.device != "cpu":

@@ -221,7 +221,7 @@ def _run(reference: str, folder: str | None, spec_text: str, file: str, gpu: str
         task = load_task(reference)
         data = task.data(None if folder is None else Path(folder))
         with hold_machine(alone=False):
-            result = execute(task, data, spec, path.parent / "checkpoints")
+            result = execute(task, data, spec, path.parent / "teachers")
     except Exception as error:  # noqa: BLE001 -- an error of the task would recur in every attempt
         result = RunResult(spec, "failed", message=f"{type(error).__name__}: {error}")
     write_atomically(path, json.dumps(result.as_json(), allow_nan=False))

@@ -192,8 +192,7 @@ class Study:
         def evaluate(points: list[dict[str, Any]]) -> list[float]:
             wanted = runs_of(points)
             specs = list({spec.id: spec for group in wanted for spec, _ in group}.values())
-            step = ", ".join(filter(None, [title, _tried(points)]))
-            results = dict(zip([spec.id for spec in specs], self.runner.results(specs, step), strict=True))
+            results = dict(zip([spec.id for spec in specs], self.runner.results(specs, title), strict=True))
             runs.update(dict.fromkeys(results))
             if about["method"] == "plain":
                 self._refuse_failures(results.values())
@@ -754,7 +753,6 @@ class Study:
             "settings": dict(candidate.settings),
             "stack": [list(member) for member in candidate.stack],
             "plain": {"variant": plain.variant, "settings": dict(plain.settings), "steps": plain.steps},
-            "plain_hash": digest([self.runner.task_hash, plain.variant, dict(plain.settings), plain.steps]),
             "searches": list(dict.fromkeys([plain.entry, candidate.tuning])),
             "family": list(scores),
             "comparison": None if comparison is None else _plain_json(asdict(comparison)),
@@ -875,17 +873,6 @@ def _difference(values: Mapping[int, float], base: Mapping[int, float], sign: in
     """Return the mean difference of pairs of equal seeds, and its standard error."""
     differences = sign * np.array([values[seed] - base[seed] for seed in values])
     return float(differences.mean()), float(differences.std(ddof=1) / math.sqrt(len(differences)))
-
-
-def _tried(points: Sequence[Mapping[str, Any]]) -> str:
-    """Return the settings in which some points differ, with their values; all of them for one point."""
-    texts = {name: list(dict.fromkeys(_text(point[name]) for point in points)) for name in points[0]}
-    changed = {name: values for name, values in texts.items() if len(points) == 1 or len(values) > 1}
-    return ", ".join(f"{name} {' / '.join(values)}" for name, values in changed.items())
-
-
-def _text(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _number(value: float) -> float | None:

@@ -144,8 +144,6 @@ class Task:
         not_judged: Method -> reason why this task cannot judge it, such as a budget that is too short.
         judges_regularizers: False if the budget underfits, so that regularizers are not judged.
         data_hash: Checksum or version of the data, if `data` does not have a `digest`.
-        checkpoint_interval: Save a checkpoint after this time, so that a killed run continues there; for runs of many
-            minutes. None: a killed run starts again.
 
     Raises:
         ValueError: A number is out of range, or a name is unknown.
@@ -166,7 +164,6 @@ class Task:
     not_judged: Mapping[str, str] = field(default_factory=dict)
     judges_regularizers: bool = True
     data_hash: str = ""
-    checkpoint_interval: str | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ladder", tuple(sorted(self.ladder)))

@@ -55,11 +55,6 @@ class Call:
         """Return True if the first dimension of this tensor is the batch."""
         return self.num_rows > 0 and self.tensors[path].shape[:1] == (self.num_rows,)
 
-    def resized(self, rows: int) -> dict[TensorPath, torch.Tensor]:
-        """Return the tensors of a batch of another size: the first rows, repeated if there are too few."""
-        index = torch.arange(rows) % max(1, self.num_rows)
-        return {path: tensor[index] if self.has_rows(path) else tensor for path, tensor in self.tensors.items()}
-
     def arguments(self, tensors: Mapping[TensorPath, Any], plain: bool = False) -> Any:
         """Return `(args, kwargs)` with these tensors, and None or no entry of a mapping in place of others.
 
@@ -249,11 +244,6 @@ def _numbered(name: str, count: int) -> list[str]:
 def _identifier(name: str) -> str:
     name = re.sub(r"^(?=\d)|\W", "_", name)
     return f"{name}_" if keyword.iskeyword(name) else name
-
-
-def output_tensors(outputs: Any) -> list[torch.Tensor]:
-    """Return the tensors among a model's outputs, in order."""
-    return list(_tensors_by_path(_plain_outputs(outputs)).values())
 
 
 def _plain_outputs(outputs: Any) -> Any:

@@ -204,27 +204,18 @@ def quantize_dynamic(model: torch.nn.Module, *args: Any, **kwargs: Any) -> torch
     Returns:
         A quantized copy.
 
-    Raises:
-        RuntimeError: This release of torch no longer has the function.
-
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU())
         >>> quantize_dynamic(model)[0].weight().dtype
         torch.qint8
     """
-    torch_ao = getattr(getattr(torch, "ao", None), "quantization", None)
-    if torch_ao is None or not hasattr(torch_ao, "quantize_dynamic"):
-        raise RuntimeError(
-            f"torch {torch.__version__} no longer has dynamic quantization. Use a function of `torchao` as a "
-            f"transform: `lambda model: (torchao.quantization.quantize_(model, config), model)[1]`."
-        )
     if not args:
         kwargs.setdefault("qconfig_spec", {torch.nn.Linear})
     if len(args) < 2:
         kwargs.setdefault("dtype", torch.qint8)
     with warnings.catch_warnings():  # the docstring mentions the deprecation
         warnings.filterwarnings("ignore", _WARNINGS_OF_TORCH_AO)
-        quantized: torch.nn.Module = torch_ao.quantize_dynamic(model, *args, **kwargs)
+        quantized: torch.nn.Module = torch.ao.quantization.quantize_dynamic(model, *args, **kwargs)
     return quantized
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from composer.inference.call import Call, DynamicAxes, OutputError, Signature, infer_signature, output_tensors
+from composer.inference.call import Call, DynamicAxes, OutputError, Signature, infer_signature
 from composer.utils import StringEnum
 
 log = logging.getLogger(__name__)
@@ -98,15 +98,6 @@ def write(
         signature = infer_signature(call, dynamic_axes, input_names, output_names)
         program = _export_program(model, signature, save_format is ExportFormat.ONNX, dynamic_axes is None)
         signature.check_outputs(dynamic_axes)
-        used = {node.name: bool(node.users) for node in program.graph.nodes}
-        nodes = zip(signature.inputs, program.graph_signature.user_inputs, strict=True)
-        superfluous = [name for name, node in nodes if not used[str(node)]]
-        if superfluous and input_names is None:
-            warnings.warn(
-                f"The exported model does not use its inputs {', '.join(superfluous)}. Pass the names of the others as "
-                f"`input_names` to leave these out.",
-                stacklevel=3,
-            )
         if save_format is ExportFormat.ONNX:
             _write_onnx(model, program, signature, path, opset_version)
         else:
@@ -133,11 +124,10 @@ def _torch_settings() -> Iterator[None]:
 def _export_program(
     model: torch.nn.Module, signature: Signature, flat: bool, may_be_static: bool
 ) -> torch.export.ExportedProgram:
-    """Return the graph for any size of the batch, or else for the size of the sample, with a warning."""
-
-    def export() -> torch.export.ExportedProgram:
-        zeros, dynamic = signature.zeros(), torch.export.Dim.DYNAMIC
-        by_name = signature.call.is_named and not flat
+    """Return the graph for any sizes of the axes that vary, or else for the size of the sample, with a warning."""
+    zeros, dynamic = signature.zeros(), torch.export.Dim.DYNAMIC
+    by_name = signature.call.is_named and not flat
+    try:
         return torch.export.export(
             signature.module(model, flat),
             () if by_name else tuple(zeros.values()),
@@ -145,25 +135,20 @@ def _export_program(
             dynamic_shapes={name: dict.fromkeys(axes, dynamic) for name, axes in signature.axes.items()},
             strict=False,
         )
-
-    try:
-        return export()
     except OutputError:
         raise
     except Exception as error:
         if not may_be_static or not any(signature.axes.values()):
             raise _export_error("torch_export", error, signature) from error
-        signature.axes = {name: {} for name in signature.inputs}
-        try:
-            program = export()
-        except Exception as static_error:
-            raise _export_error("torch_export", static_error, signature) from static_error
-        warnings.warn(
-            f"The exported model takes batches of the size of the sample only: {signature}. It cannot be exported for "
-            f"batches of any size: {_first_line(error)}",
-            stacklevel=4,
-        )
-        return program
+        reason = _first_line(error)
+    signature.axes = {name: {} for name in signature.inputs}
+    program = _export_program(model, signature, flat, may_be_static=False)
+    warnings.warn(
+        f"The exported model takes batches of the size of the sample only: {signature}. It cannot be exported for "
+        f"batches of any size: {reason}",
+        stacklevel=4,
+    )
+    return program
 
 
 def _write_onnx(
@@ -226,38 +211,16 @@ def _write_torchscript(model: torch.nn.Module, call: Call | None, path: Path) ->
 
 
 def _trace(model: torch.nn.Module, call: Call) -> Any:
-    """Return the traced model, with a warning if it is correct for batches of the sample's size only."""
-
-    def arguments(tensors: Any) -> tuple[Any, ...]:  # the tracer takes dicts, and no keyword arguments
-        args, kwargs = call.arguments(tensors, plain=True)
-        return inspect.signature(model.forward).bind(*args, **kwargs).args if kwargs else args
-
-    def trace(tensors: Any) -> Any:
-        with warnings.catch_warnings():
-            warning: type[Warning] = torch.jit.TracerWarning  # type: ignore[attr-defined]
-            warnings.simplefilter("ignore", warning)  # the outputs are compared instead
-            return torch.jit.trace(model, arguments(tensors), strict=False)  # type: ignore[no-untyped-call]
-
-    try:
-        traced = trace(call.resized(2))
-        rows = call.resized(3)
-        args, kwargs = call.arguments(rows)
-        with torch.no_grad():
-            expected, actual = output_tensors(model(*args, **kwargs)), output_tensors(traced(*arguments(rows)))
-        if [each.shape for each in actual] == [each.shape for each in expected] and all(
-            torch.allclose(*pair, rtol=1e-3, atol=1e-5, equal_nan=True) for pair in zip(actual, expected, strict=True)
-        ):
-            return traced
-        reason = "With another number of rows, its outputs are not those of the model."
-    except Exception as error:  # noqa: BLE001 - any, as the model's code raises it if it fixes the size
-        reason = _first_line(error)
-    traced = trace(call.tensors)
-    warnings.warn(
-        f"The traced model takes batches of the size of the sample only, because tracing turns Python numbers into "
-        f"constants. Use `save_format='torch_export'`. {reason}",
-        stacklevel=6,
+    args, kwargs = call.arguments(call.tensors, plain=True)
+    if kwargs:  # the tracer takes no keyword arguments
+        args = inspect.signature(model.forward).bind(*args, **kwargs).args
+    log.warning(
+        "The model is traced, which turns Python numbers into constants: the file may take batches of the size of the "
+        "sample only. Use `save_format='torch_export'` for others."
     )
-    return traced
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", torch.jit.TracerWarning)  # type: ignore[attr-defined]
+        return torch.jit.trace(model, args, strict=False)  # type: ignore[no-untyped-call]
 
 
 def _export_error(save_format: str, error: BaseException, signature: Signature) -> RuntimeError:

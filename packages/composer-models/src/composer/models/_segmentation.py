@@ -88,9 +88,3 @@ class SegmentationLoss:
             targets = targets / targets.sum(dim=1).amax().clamp(min=1)
         loss: Tensor = _DICE(outputs, targets)[:, 0 if self.dice_of_background else 1 :]
         return loss.mean() if reduction == "mean" else loss.mean(dim=1)
-
-    def __repr__(self) -> str:
-        return (
-            f"SegmentationLoss({self.cross_entropy_weight}, {self.dice_weight}, ignore_index={self.ignore_index}, "
-            f"dice_of_background={self.dice_of_background})"
-        )

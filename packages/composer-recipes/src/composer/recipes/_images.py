@@ -96,21 +96,6 @@ class ImageSet:
             f"{channels}x{height}x{width} pixels, {self.num_classes} classes"
         )
 
-    def facts(self) -> dict[str, Any]:
-        """Return a description as values that JSON can represent."""
-        augmentation = self.augmentation
-        return {
-            "name": self.name,
-            "train_images": self.num_train,
-            "test_images": self.num_test,
-            "validation": self.validation,
-            "shape": list(self.shape),
-            "num_classes": self.num_classes,
-            "shift": augmentation.shift,
-            "flip": augmentation.flip,
-            "cutout": augmentation.cutout,
-        }
-
     def loaders(self, seed: int, device: Device) -> tuple[DeviceLoader, DeviceLoader]:
         """Return loaders for training and testing on a device.
 

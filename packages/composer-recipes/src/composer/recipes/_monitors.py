@@ -1,4 +1,4 @@
-"""Callbacks of a run: training time, calls of algorithms, and one progress bar for the whole run."""
+"""Callbacks of a run: training time, and calls of algorithms."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 
 from composer.core import Callback, Event, State
-from composer.loggers import InMemoryLogger, Logger, LoggerDestination, ProgressBarLogger
+from composer.loggers import InMemoryLogger, Logger, LoggerDestination
 
 
 class StopAfter(Callback):
@@ -115,45 +115,6 @@ class RunMonitor(LoggerDestination):
         self.train_seconds += time.perf_counter() - self._started
         self._started = None
         return True
-
-
-class RunProgressBar(LoggerDestination):
-    """The Trainer's progress bar for a whole run: evaluations pause it, and it shows their results.
-
-    Args:
-        metric: The metric to show: all logged keys that end in this name.
-    """
-
-    accepts_deferred: ClassVar[bool] = True
-
-    def __init__(self, metric: str) -> None:
-        self._bar = ProgressBarLogger("stderr")
-        self._metric = metric
-        self._paused = 0.0
-
-    def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
-        self._bar.log_metrics(metrics, step)
-
-    def fit_start(self, state: State, logger: Logger) -> None:
-        self._bar.fit_start(state, logger)
-        if self._bar.train_pbar is not None:
-            self._bar.train_pbar.keys_to_log.append(self._metric)
-
-    def batch_end(self, state: State, logger: Logger) -> None:
-        self._bar.batch_end(state, logger)
-
-    def eval_start(self, state: State, logger: Logger) -> None:
-        self._paused = time.perf_counter()
-
-    def eval_end(self, state: State, logger: Logger) -> None:
-        if self._bar.train_pbar is not None:
-            self._bar.train_pbar.resume(time.perf_counter() - self._paused)
-
-    def fit_end(self, state: State, logger: Logger) -> None:
-        self._bar.fit_end(state, logger)
-
-    def close(self, state: State, logger: Logger) -> None:
-        self._bar.close(state, logger)
 
 
 def _is_number(value: Any) -> bool:

@@ -44,10 +44,6 @@ class Dataset(Protocol):
         """Return one line about the data and their split."""
         ...
 
-    def facts(self) -> dict[str, Any]:
-        """Return a description as values that JSON can represent."""
-        ...
-
     def loaders(self, seed: int, device: Device) -> tuple[Any, Any]:
         """Return data loaders for training and testing; each process gets its share.
 

@@ -1,4 +1,4 @@
-"""Results of recipes: their comparison, and its table, learning curves and JSON."""
+"""Results of recipes: their comparison, and its table and JSON."""
 
 from __future__ import annotations
 
@@ -10,17 +10,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
 import composer
 from composer.recipes._recipe import Dataset, Metric, Recipe
-from composer.recipes.charts import draw_bands
-
-_VISIBLE_FROM = 0.25  # the fraction of the training after which all curves are inside of the plot
 
 
 @dataclass(frozen=True)
@@ -256,42 +251,6 @@ def _verdict(base: Result, other: Result) -> str:
     return "\n".join(lines)
 
 
-def draw_curves(results: Sequence[Result], title: str) -> Any:
-    """Plot each metric over the training time: the mean over the seeds, and the range.
-
-    Args:
-        results: The results.
-        title: The title of the figure.
-
-    Returns:
-        A `matplotlib.figure.Figure` without a window.
-    """
-    metrics = results[0].recipe.metrics
-    figure = Figure(figsize=(5.5 * len(metrics), 4.6), layout="constrained")
-    figure.suptitle(title, fontsize=13)
-    seeds = len(results[0].runs)
-    heading = f"at the end, mean of {seeds} seeds\n(band: lowest to highest)" if seeds > 1 else "at the end, one seed"
-    for metric, panel in zip(metrics, figure.subplots(1, len(metrics), squeeze=False)[0], strict=True):
-        curves = [metric.scale * np.array([run.scores[metric.key] for run in result.runs]) for result in results]
-        times = [np.mean([run.tested_at for run in result.runs], axis=0) for result in results]
-        labels = [f"{result.recipe.name}: {metric.show(result.mean(metric))}" for result in results]
-        draw_bands(panel, dict(zip(labels, zip(times, curves, strict=True), strict=True)))
-        unit = f" ({metric.unit})" if metric.unit else ""
-        panel.set(title=metric.title.capitalize(), xlabel="seconds of training", ylabel=f"test {metric.title}{unit}")
-        if metric.higher_is_better:
-            panel.set(ylim=(_y_limit(curves, np.min), None))
-        else:
-            panel.set(ylim=(None, _y_limit(curves, np.max)))
-        location = "lower right" if metric.higher_is_better else "upper right"
-        panel.legend(title=heading, loc=location, alignment="left")
-    return figure
-
-
-def _y_limit(curves: Sequence[np.ndarray], worst: Any) -> float:
-    """Return the worst value after the first part of the training, in which values are far off."""
-    return float(worst([worst(values[:, int(_VISIBLE_FROM * (values.shape[1] - 1)) :]) for values in curves]))
-
-
 def as_json(results: Sequence[Result], dataset: Dataset) -> dict[str, Any]:
     """Return all results as values that JSON can represent.
 
@@ -301,7 +260,7 @@ def as_json(results: Sequence[Result], dataset: Dataset) -> dict[str, Any]:
     """
     noise = noise_of_time_to_quality(results[0])
     return {
-        "data": dataset.facts(),
+        "data": dataset.describe(),
         "machine": _machine(results[0]),
         "recipes": [_result_as_json(result) for result in results],
         "time_to_quality_of_other_seeds": None if noise is None else noise.ratios,

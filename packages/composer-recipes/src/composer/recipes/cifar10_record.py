@@ -31,9 +31,6 @@ class Network:
 
     width: int = 64
 
-    def __post_init__(self) -> None:
-        check_at_least("width", self.width, 1)
-
     def build(self, dataset: ImageSet) -> ComposerClassifier:
         """Return a new network for the images and classes of a dataset."""
         network = SpeedNet(dataset.num_classes, dataset.shape[0], width=self.width)

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, is_dataclass
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
-from types import UnionType
-from typing import Any, Literal, NoReturn, TypeVar, Union, cast, get_args, get_origin
+from typing import Any, Literal, NoReturn, TypeVar, cast
 
 from docstring_parser import parse as parse_docstring
 from jsonargparse import ActionYesNo, ArgumentParser, Namespace
@@ -20,8 +17,9 @@ from rich.console import Console
 
 from composer.core import Algorithm
 from composer.recipes._recipe import Recipe, Runs, Task
-from composer.recipes._results import as_json, draw_curves, print_report
-from composer.recipes.runner import PROFILED, Comparison
+from composer.recipes._results import as_json, print_report
+from composer.recipes.runner import Comparison
+from composer.report import write_report
 from composer.utils import dist
 
 T = TypeVar("T")
@@ -40,8 +38,6 @@ RECIPES = {
 
 PROGRAM = "composer-train"
 _NOT_OPTIONS = {"image_key", "input_key", "target_key"}  # fixed by the batches of the recipes
-_JSONARGPARSE_WORDING = ((r'Parser key "([\w.]+)"', r"`--\1`"), (r"<class '(\w+)'>", r"\1"), (r"\btyping\.", ""))
-_OPEN = "To look at it, open https://ui.perfetto.dev and drop the file there; it does not leave your machine."
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -90,63 +86,27 @@ def _run(task: Task, arguments: Sequence[str]) -> None:
     dataset = comparison.datasets[0]
     console.print(dataset.describe(), highlight=False, soft_wrap=True)
     results = comparison.run()
-    trace = comparison.profile(out / "profile") if options.profile else None
     if not is_rank_zero:
         return
     print_report(results, console)
-    curves, values, config = (out / name for name in ("curves.png", "results.json", "config.yaml"))
-    draw_curves(results, dataset.describe()).savefig(curves, dpi=150)
+    values, config = out / "results.json", out / "config.yaml"
     values.write_text(json.dumps(as_json(results, dataset), indent=2) + "\n", encoding="utf-8")
     config.write_text(parser.dump(options), encoding="utf-8")
+    page = write_report(comparison.folders, out / "report.html")
     console.print(
-        f"\nLearning curves: {curves}\nAll results: {values}\nThis recipe, for --config: {config}\n"
-        f"{_write_page(comparison, out)}",
+        f"\nA page with the curves of all runs: {page}\nAll results: {values}\nThis recipe, for --config: {config}",
         highlight=False,
         soft_wrap=True,
     )
-    if trace is not None:
-        console.print(f"Profile of {PROFILED}: {trace}\n{_OPEN}", highlight=False, soft_wrap=True)
-
-
-def _write_page(comparison: Comparison, out: Path) -> str:
-    """Write the page about all runs if `composer-report` is installed, and return a message about it."""
-    if find_spec("composer.report") is None:
-        folder = out / "runs"
-        return f"All runs: {folder}. For a page about them: pip install composer-report, composer-report {folder}"
-    page = import_module("composer.report").write_report(comparison.folders, out / "report.html")
-    return f"A page about all runs, to open in a browser: {page}"
 
 
 class _Parser(ArgumentParser):
     """Parser that reports an error in one line."""
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        text = " ".join(message.split())
-        text = self._choices(text) or text
-        for pattern, replacement in _JSONARGPARSE_WORDING:
-            text = re.sub(pattern, replacement, text)
-        print(f"{self.prog}: error: {text.removesuffix('.')}. See `{self.prog} --help`.", file=sys.stderr)
+        text = " ".join(message.split()).removesuffix(".")
+        print(f"{self.prog}: error: {text}. See `{self.prog} --help`.", file=sys.stderr)
         sys.exit(2)
-
-    def _choices(self, text: str) -> str | None:
-        """Return a message with the allowed values, instead of one about each type of a union; None: not a union."""
-        key, value = re.search(r'Parser key "([\w.]+)"', text), re.search(r"(?:Given|Got) value: (.*)$", text)
-        matches = [action for action in self._actions if key is not None and action.dest == key[1]]
-        if key is None or value is None or not matches:
-            return None
-        allowed = _allowed(getattr(matches[0], "_typehint", None))
-        if len(allowed) < 2:
-            return None
-        return f"`--{key[1]}` must be {', '.join(allowed[:-1])} or {allowed[-1]}, got {value[1]}"
-
-
-def _allowed(hint: Any) -> list[str]:
-    """Return the values of a `Literal`, and the names of the other types of a union."""
-    if get_origin(hint) is Literal:
-        return [str(word) for word in get_args(hint)]
-    if get_origin(hint) in (Union, UnionType):
-        return [word for part in get_args(hint) for word in _allowed(part)]
-    return ["null"] if hint is type(None) else [getattr(hint, "__name__", str(hint))]
 
 
 def make_parser(task: Task) -> ArgumentParser:
@@ -166,11 +126,6 @@ def make_parser(task: Task) -> ArgumentParser:
         action=ActionYesNo(yes_prefix="", no_prefix="no-"),
         default=task.runs.progress,
         help="Show a progress bar for each training run.",
-    )
-    parser.add_argument(
-        "--profile",
-        action="store_true",
-        help="Afterwards, profile an epoch of the last recipe, and write a trace for https://ui.perfetto.dev.",
     )
     parser.add_argument(
         "--compare",

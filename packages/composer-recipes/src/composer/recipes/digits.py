@@ -19,7 +19,7 @@ from composer.algorithms.weight_standardization import WeightStandardization
 from composer.models import ComposerClassifier
 from composer.recipes._images import CLASSIFICATION, Augmentation, ImageSet, check_samples, first
 from composer.recipes._networks import ResNet
-from composer.recipes._recipe import AdamW, Runs, Task, check_at_least
+from composer.recipes._recipe import AdamW, Runs, Task
 
 _TRAIN, _TEST = 500, 797  # the first and the last images; those in between are for choosing hyperparameters
 
@@ -76,10 +76,6 @@ class Network:
 
     width: int = 16
     blocks: int = 1
-
-    def __post_init__(self) -> None:
-        check_at_least("width", self.width, 1)
-        check_at_least("blocks", self.blocks, 1)
 
     def build(self, dataset: ImageSet) -> ComposerClassifier:
         """Return a new network for the images and classes of a dataset."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from composer.models import ComposerClassifier
 from composer.recipes._images import CLASSIFICATION, ImageSet
 from composer.recipes._networks import ConvNet
-from composer.recipes._recipe import AdamW, Task, check_at_least
+from composer.recipes._recipe import AdamW, Task
 from composer.recipes._vision import ALGORITHMS
 from composer.recipes._vision import FashionMNIST as Data
 
@@ -25,10 +25,6 @@ class Network:
 
     width: int = 16
     grid: int = 3
-
-    def __post_init__(self) -> None:
-        check_at_least("width", self.width, 1)
-        check_at_least("grid", self.grid, 1)
 
     def build(self, dataset: ImageSet) -> ComposerClassifier:
         """Return a new network for the images and classes of a dataset."""

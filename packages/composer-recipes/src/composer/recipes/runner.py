@@ -6,7 +6,6 @@ import copy
 import glob
 import hashlib
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
@@ -21,7 +20,7 @@ from composer.core import Callback, Evaluator, Event
 from composer.devices import Device
 from composer.loggers.run_recorder import RunRecorder
 from composer.models import ComposerModel
-from composer.recipes._monitors import RunMemory, RunMonitor, RunProgressBar, StopAfter
+from composer.recipes._monitors import RunMemory, RunMonitor, StopAfter
 from composer.recipes._recipe import Dataset, Recipe, Runs
 from composer.recipes._results import Result, Run
 from composer.utils import dist, get_device
@@ -32,8 +31,6 @@ if TYPE_CHECKING:
 
 _EVAL_LABEL = "test"
 _WARMUP_BATCHES = 2
-_PROFILE_WARMUP, _PROFILE_ACTIVE = 2, 4
-PROFILED = f"{_PROFILE_ACTIVE} batches after {_PROFILE_WARMUP} to warm up, and the evaluation"
 
 
 @contextmanager
@@ -79,10 +76,9 @@ def trainer_of_run(
             max_duration=f"{num_batches}ba",  # with a number of epochs, each would get its own progress bar
             optimizers=training.optimizer(model),
             schedulers=training.schedule(),
-            progress_bar=False,
             device=found,
             seed=seed,
-            **others,
+            **{"progress_bar": False, **others},
         )
         yield trainer, train, test
         trainer.close()
@@ -182,18 +178,6 @@ class Comparison:
             session.result(list(runs)) for session, runs in zip(self._sessions, zip(*rounds, strict=True), strict=True)
         ]
 
-    def profile(self, folder: Path) -> Path:
-        """Train one epoch of the last recipe with the profiler of `composer-profiler`.
-
-        Args:
-            folder: The folder for the profile; profiles in it are replaced.
-
-        Returns:
-            The path of the trace, for https://ui.perfetto.dev.
-        """
-        with _deterministic(self._runs.threads):
-            return self._sessions[-1].profile(folder)
-
 
 class _Session:
     """Training of one recipe with any seed."""
@@ -209,7 +193,7 @@ class _Session:
 
     def check(self) -> None:
         """Build a Trainer, which checks the arguments, and record facts about it."""
-        with self._trainer(0, self._num_batches(), []) as (trainer, _, _):
+        with self._trainer(0) as (trainer, _, _):
             plan = trainer.engine.explain()
             self.plan = str(type(plan)([row for row in plan if row.kind == "algorithm"]))
             self.device = trainer.state.device.name
@@ -218,7 +202,7 @@ class _Session:
 
     def warm_up(self) -> None:
         """Train a few batches that do not count: the first ones load libraries and select kernels."""
-        with self._trainer(0, self._num_batches(), [], [StopAfter(_WARMUP_BATCHES)]) as (trainer, _, _):
+        with self._trainer(0, callbacks=[StopAfter(_WARMUP_BATCHES)]) as (trainer, _, _):
             trainer.fit()
 
     def folder_of(self, seed: int) -> Path:
@@ -236,8 +220,6 @@ class _Session:
         """Train with a seed."""
         memory, monitor = RunMemory(), RunMonitor()
         loggers: list[Any] = [memory, monitor]
-        if self.settings.progress:
-            loggers.append(RunProgressBar(self.recipe.metrics[0].key))
         monitors: list[Callback] = []
         recorded = self.folder is not None
         if recorded:
@@ -246,8 +228,8 @@ class _Session:
                 monitors.append(MemoryMonitor())
             loggers.append(RunRecorder(self.folder_of(seed), group=self.recipe.name))
         began = time.perf_counter()
-        options = self._saving(seed)
-        with self._trainer(seed, self._num_batches(), loggers, monitors, **options) as (trainer, _, _):
+        options = {"progress_bar": self.settings.progress, **self._saving(seed)}
+        with self._trainer(seed, loggers=loggers, callbacks=monitors, **options) as (trainer, _, _):
             if recorded:
                 trainer.logger.log_hyperparameters(_hyperparameters(self.recipe))
             trainer.fit()
@@ -260,28 +242,6 @@ class _Session:
         scores = {each.key: memory.series(f"metrics/{_EVAL_LABEL}/{each.key}") for each in self.recipe.metrics}
         samples = trainer.state.timestamp.sample.value
         return Run(seed, scores, monitor.tested_at, monitor.train_seconds, seconds, samples, actions)
-
-    def profile(self, folder: Path) -> Path:
-        """Train an epoch with the profiler, and return the path of the trace."""
-        from composer.profiler import JSONTraceHandler, Profiler, cyclic_schedule
-
-        handler = JSONTraceHandler(
-            folder=str(folder), remote_file_name=None, merged_trace_remote_file_name=None, overwrite=True
-        )
-        profiler = Profiler(
-            schedule=cyclic_schedule(warmup=_PROFILE_WARMUP, active=_PROFILE_ACTIVE),
-            trace_handlers=handler,
-            torch_prof_folder=str(folder / "torch"),
-            torch_prof_remote_file_name=None,
-            torch_prof_overwrite=True,
-            torch_prof_record_shapes=True,
-        )
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "The profiler is enabled")  # intended, and no times are compared here
-            batches = self._batches_per_epoch()
-            with self._trainer(self.settings.seed, batches, [], profiler=profiler) as (trainer, _, _):
-                trainer.fit()
-        return folder / "merged_trace.json"
 
     def _saving(self, seed: int) -> dict[str, Any]:
         """Return the arguments of the Trainer that save and resume a run."""
@@ -298,20 +258,13 @@ class _Session:
             "autoresume": True,
         }
 
-    def _num_batches(self) -> int:
-        return max(1, round(self.recipe.training.epochs * self._batches_per_epoch()))
-
-    def _batches_per_epoch(self) -> int:
-        return self.dataset.num_train // self.dataset.batch_size
-
-    def _trainer(
-        self, seed: int, num_batches: int, loggers: list[Any], monitors: Sequence[Callback] = (), **others: Any
-    ) -> AbstractContextManager[tuple[Trainer, Any, Any]]:
+    def _trainer(self, seed: int, **others: Any) -> AbstractContextManager[tuple[Trainer, Any, Any]]:
         """Return the context of a run; `others` are arguments of the Trainer."""
-        recipe, settings = self.recipe, self.settings
+        recipe, settings, dataset = self.recipe, self.settings, self.dataset
+        num_batches = max(1, round(recipe.training.epochs * (dataset.num_train // dataset.batch_size)))
         return trainer_of_run(
-            partial(recipe.network.build, self.dataset),
-            partial(self.dataset.loaders, seed),
+            partial(recipe.network.build, dataset),
+            partial(dataset.loaders, seed),
             recipe.training,
             num_batches=num_batches,
             seed=seed,
@@ -321,8 +274,6 @@ class _Session:
             run_name=f"{recipe.name}-seed{seed}",
             algorithms=copy.deepcopy(list(recipe.algorithms)),
             eval_interval=settings.eval_interval,
-            loggers=loggers,
-            callbacks=list(monitors),
             precision=settings.precision,
             deterministic_mode=settings.deterministic,
             compile_config=None if settings.compile is None else {},

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -146,12 +146,6 @@ class Network:
     width: int = 8
     levels: int = 4
     norm: Norm = "batch"
-
-    def __post_init__(self) -> None:
-        check_at_least("width", self.width, 1)
-        check_at_least("levels", self.levels, 1)
-        if self.norm not in (norms := get_args(Norm)):
-            raise ValueError(f"`norm` must be one of {', '.join(norms)}, got {self.norm!r}.")
 
     def build(self, dataset: ImageSet) -> ComposerModel:
         """Return a new network for the scenes of a dataset."""

@@ -132,16 +132,6 @@ class Text:
             f"{self.options.seq_length} characters, {self.tokenizer.vocab_size} of them distinct"
         )
 
-    def facts(self) -> dict[str, Any]:
-        """Return a description as values that JSON can represent."""
-        return {
-            "name": self.name,
-            "train_sequences": self.num_train,
-            "test_sequences": self.num_test,
-            "seq_length": self.options.seq_length,
-            "vocab_size": self.tokenizer.vocab_size,
-        }
-
     def loaders(self, seed: int, device: Device) -> tuple[Any, Any]:
         """Return loaders for training and testing on a device.
 

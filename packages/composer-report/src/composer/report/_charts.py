@@ -55,14 +55,12 @@ class Chart:
         title: The title.
         key: The name of the metric.
         lines: The series.
-        unit: The unit of the values.
         wide: Use the whole width.
     """
 
     title: str
     key: str
     lines: Sequence[Line]
-    unit: str = ""
     wide: bool = False
 
 
@@ -95,7 +93,7 @@ class Charts:
         lines = [self._line(line, curve) for line, curve in zip(chart.lines, curves, strict=True)]
         least = [np.nanmin(c.values if c.low is None else c.low, initial=np.inf) for c in curves]
         positive = bool(min(least, default=0.0) > 0)
-        return self.place({"kind": "lines", "lines": lines, "unit": chart.unit}, chart, _notes(chart, curves), positive)
+        return self.place({"kind": "lines", "lines": lines}, chart, _notes(chart, curves), positive)
 
     def place(self, data: dict[str, Any], chart: Chart, notes: Sequence[str] = (), positive: bool = False) -> Html:
         """Add a chart from its data and return its element."""

@@ -9,14 +9,13 @@ from typing import Any
 
 from composer.report._charts import Chart, Charts, colored, group_names, mean_line
 from composer.report._groups import Family, Group, less_is_better, results, show_group
-from composer.report._html import Html, broken, count, duration, el, number, text, utc
+from composer.report._html import Html, broken, count, duration, el, text, utc
 from composer.report._model import Run
 from composer.report._sections import (
     actions,
     environment_rows,
     evaluations_first,
     flattened,
-    search,
     section,
     show,
     status_badge,
@@ -54,9 +53,6 @@ def results_comparison(groups: Sequence[Group], families: Sequence[Family]) -> H
     took = [_mean([run.seconds for run in group.runs]) for group in groups]
     if any(math.isfinite(each) for each in took):
         rows.append(["duration", *_marked(took, [duration(t) if math.isfinite(t) else "" for t in took], True)])
-    rates = [_mean([rate for run in group.runs if (rate := run_rate(run))]) for group in groups]
-    if any(math.isfinite(each) for each in rates):
-        rows.append(["batches per second of training", *_marked(rates, [number(r, 3) for r in rates], False)])
     several = [len(group.runs) for group in groups if len(group.runs) > 1]
     caption = "At the end of each run. "
     if several:
@@ -70,12 +66,6 @@ def results_comparison(groups: Sequence[Group], families: Sequence[Family]) -> H
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else math.nan
-
-
-def run_rate(run: Run) -> float | None:
-    """Return batches per second of training time, or None if unknown."""
-    seconds = run.seconds - sum(evaluation.duration for evaluation in run.evaluations)
-    return run.batches / seconds if seconds > 0 and run.batches else None
 
 
 def _marked(values: Sequence[float], texts: Sequence[str], less: bool) -> list[Html]:
@@ -142,7 +132,7 @@ def _values(groups: Sequence[Group], of: Callable[[Run], dict[str, Any]]) -> dic
 _ABSENT = "\0"
 
 
-def _difference(groups: Sequence[Group], of: Callable[[Run], dict[str, Any]], what: str, name: str) -> Html | None:
+def _difference(groups: Sequence[Group], of: Callable[[Run], dict[str, Any]], what: str) -> Html | None:
     """Return a table of the values that differ, and one of those that are the same in all runs."""
     values = _values(groups, of)
     if not values:
@@ -153,7 +143,6 @@ def _difference(groups: Sequence[Group], of: Callable[[Run], dict[str, Any]], wh
     rows = [[el("code", broken(key)), *map(_distinct, cells)] for key, cells in differing]
     common = [[el("code", broken(key)), show(cells[0][0])] for key, cells in same.items()]
     return text(
-        search(name) if len(values) > 12 else None,
         table([what, *group_names(groups)], rows) if rows else el("p", "No difference between the runs."),
         el("details", el("summary", f"{count(len(common), what)} the same in all runs"), table([what, "value"], common))
         if common
@@ -169,13 +158,13 @@ def _distinct(values: list[Any]) -> Html:
 
 def hyperparameters_comparison(groups: Sequence[Group]) -> Html | None:
     """Return the hyperparameters that differ, then the others."""
-    content = _difference(groups, lambda run: flattened(run.hyperparameters), "hyperparameter", "hyperparameters")
+    content = _difference(groups, lambda run: flattened(run.hyperparameters), "hyperparameter")
     return section("hyperparameters", "Hyperparameters", content)
 
 
 def environment_comparison(groups: Sequence[Group]) -> Html | None:
     """Return the machine and versions that differ, then the others."""
-    content = _difference(groups, _properties, "property", "environment")
+    content = _difference(groups, _properties, "property")
     return section("environment", "Environment", content)
 
 

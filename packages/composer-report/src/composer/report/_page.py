@@ -5,15 +5,13 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
 from string import Template
-from typing import Any
-
-import numpy as np
 
 from composer.report import _sections as single
 from composer.report._charts import Charts, group_names
@@ -27,11 +25,8 @@ from composer.report._compare import (
 )
 from composer.report._groups import Family, Group, families, group_runs
 from composer.report._html import Html, count, duration, el, json_script, text
-from composer.report._model import Run, Series
+from composer.report._model import Run
 from composer.report._read import find_runs, read_run
-
-_RATE = "recorded batches per second"
-_RATE_POINTS = 60
 
 _TITLES = {
     "learning": ("curves", "Loss and metrics"),
@@ -39,21 +34,6 @@ _TITLES = {
     "speed": ("speed", "Throughput and time"),
     "machine": ("machine", "Memory and machine"),
     "other": ("others", "Other metrics"),
-}
-_NAV = {
-    "results": "Results",
-    "curves": "Curves",
-    "arrays": "Arrays",
-    "runs": "Runs",
-    "algorithms": "Algorithms",
-    "rate": "Learning rate",
-    "speed": "Throughput",
-    "machine": "Machine",
-    "others": "Other metrics",
-    "tables": "Tables",
-    "checkpoints": "Checkpoints",
-    "hyperparameters": "Hyperparameters",
-    "environment": "Environment",
 }
 _MOST_CHARTS = 60  # drawn in a section: a browser stalls over thousands
 _MOST_LINES = 500  # drawn in a chart
@@ -100,12 +80,8 @@ def write_report(
 
 def render(runs: Sequence[Run]) -> str:
     """Return the page about one run or several."""
-    runs = [_with_rate(_without_repetition(run)) for run in runs]
     groups = group_runs(runs)
-    names = {name for run in runs for name in run.metrics}
-    all_families = families(names - {_RATE})
-    if _RATE in names:
-        all_families.append(Family("speed", "Batches per second", _RATE, {_RATE: "all devices"}))
+    all_families = families({name for run in runs for name in run.metrics})
     lines = sum(len(run.metrics) for run in runs)
     charts = Charts(lines, max(run.seconds for run in runs))
     single_run = runs[0] if len(runs) == 1 else None
@@ -140,10 +116,8 @@ def _header(run: Run | None, groups: Sequence[Group], title: str) -> Html:
 
 def _bar(sections: Sequence[Html], charts: Charts) -> Html:
     """Return the navigation bar: links to the sections, and the choice of the x axis."""
-    links = []
-    for part in sections:
-        name = part.partition('id="')[2].partition('"')[0]
-        links.append(el("a", _NAV.get(name, name), href=f"#{name}"))
+    named = [found for part in sections for found in re.findall(r'<section id="(\w+)"><h2>(.*?)</h2>', part)[:1]]
+    links = [el("a", Html(title), href=f"#{name}") for name, title in named]
     modes = [("batch", "batch"), *([("epoch", "epoch")] if charts.has_epochs else [])]
     modes += [("time", charts.time_unit[0])] if charts.has_time else []
     buttons = [
@@ -168,8 +142,7 @@ def _single(run: Run, all_families: Sequence[Family], charts: Charts) -> list[Ht
     for key, (name, title) in _TITLES.items():
         shown, left = _drawn(all_families, key, in_one_chart=True)
         figures = [single.family_figure(family, run, charts) for family in shown]
-        times = _times(run) if key == "speed" else None
-        curves.append(single.section(name, title, _figures(figures, key), single.left_out(left), times))
+        curves.append(single.section(name, title, _figures(figures, key), single.left_out(left)))
     packages = [[el("code", name), version] for name, version in run.environment.get("packages", {}).items()]
     environment = [[key, value] for key, value in single.environment_rows(run).items()]
     return [
@@ -194,16 +167,6 @@ def _single(run: Run, all_families: Sequence[Family], charts: Charts) -> list[Ht
             else None,
         ),
     ]
-
-
-def _times(run: Run) -> Html | None:
-    if not run.batches:
-        return None
-    evaluating = sum(evaluation.duration for evaluation in run.evaluations)
-    rows: list[list[Any]] = [["whole run", duration(run.seconds)]]
-    if run.evaluations:
-        rows.append([f"of it, {count(len(run.evaluations), 'evaluation')}", duration(evaluating)])
-    return single.table(["", "time"], rows, numeric=1, class_="plain")
 
 
 def _drawn(all_families: Sequence[Family], section: str, *, in_one_chart: bool) -> tuple[list[Family], list[str]]:
@@ -246,35 +209,6 @@ def _comparison(groups: Sequence[Group], all_families: Sequence[Family], charts:
         *curves[1:],
         environment_comparison(groups),
     ]
-
-
-def _with_rate(run: Run) -> Run:
-    """Return the run with batches per second from the times of its records, unless a `SpeedMonitor` logged them."""
-    clock = run.metrics.get("time/batch") or run.metrics.get("loss/train/total")
-    monitored = any(name.startswith("throughput/") for name in run.metrics)
-    if monitored or clock is None or len(clock.steps) < 4:
-        return run
-    seconds = clock.seconds.copy()
-    for evaluation in run.evaluations:  # an evaluation is not training time
-        seconds[clock.seconds >= evaluation.seconds - 1e-3] -= evaluation.duration
-    index = np.unique(np.linspace(0, len(seconds) - 1, min(_RATE_POINTS, len(seconds) // 2) + 1).astype(int))
-    steps, times = np.diff(clock.steps[index]), np.diff(seconds[index])
-    good = (times > 0) & (steps > 0)
-    if not good.any():
-        return run
-    ends = index[1:][good]
-    rate = Series(_RATE, clock.steps[ends], clock.seconds[ends], clock.epochs[ends], steps[good] / times[good])
-    return replace(run, metrics={**run.metrics, _RATE: rate})
-
-
-def _without_repetition(run: Run) -> Run:
-    """Return the run without throughput per device if it equals the total throughput, as with one device."""
-    repeated = set()
-    for name, series in run.metrics.items():
-        total = run.metrics.get(name.replace("throughput/device/", "throughput/"))
-        if total is not None and total is not series and np.array_equal(total.values, series.values):
-            repeated.add(name)
-    return replace(run, metrics={name: series for name, series in run.metrics.items() if name not in repeated})
 
 
 def document(title: str, body: Sequence[Html], charts: Charts) -> str:

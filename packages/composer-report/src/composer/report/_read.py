@@ -8,6 +8,7 @@ import math
 import os
 import re
 from array import array
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -115,11 +116,10 @@ class Column:
     lines: array[int] = field(default_factory=lambda: array("q"))
     values: array[float] = field(default_factory=lambda: array("d"))
 
-    def select(self, mask: np.ndarray) -> Column:
-        """Return a column with the values of some lines; `mask` has one bool per line of metrics."""
-        lines, values = np.asarray(self.lines), np.asarray(self.values)
-        selected = mask[lines]
-        return Column(array("q", lines[selected].tobytes()), array("d", values[selected].tobytes()))
+    def before(self, line: int) -> Column:
+        """Return a column with the values of the lines before one."""
+        count = bisect_left(self.lines, line)
+        return Column(self.lines[:count], self.values[:count])
 
 
 @dataclass
@@ -137,7 +137,6 @@ class Attempt:
         resume: The record "resume", if it resumed from a checkpoint.
         seconds: The time of its last record.
         offset: Seconds of the attempts before it.
-        cut: True if records after a checkpoint were removed.
     """
 
     start: dict[str, Any]
@@ -151,7 +150,6 @@ class Attempt:
     seconds: float = 0.0
     last_step: int = 0
     offset: float = 0.0
-    cut: bool = False
 
     def add(self, record: dict[str, Any]) -> None:
         """Add a record."""
@@ -184,30 +182,11 @@ class Attempt:
             self.records.append({"type": "texts", "values": record["texts"], "step": step, "seconds": seconds})
 
     def up_to_mark(self, mark: str) -> Attempt:
-        """Return the part before a checkpoint."""
+        """Return the part before a checkpoint, without marks."""
         lines, count, seconds = self.marks[mark]
-        return self._cut(np.arange(len(self.steps)) < lines, self.records[:count], seconds)
-
-    def up_to_batch(self, batch: int) -> Attempt:
-        """Return the part before a batch, including the evaluations after that batch."""
-        mask = np.asarray(self.steps) < batch
-        records = [r for r in self.records if r.get("batch", r.get("step", 0)) <= batch and r["type"] != "actions"]
-        for record in self.records:
-            if record["type"] != "actions":
-                continue
-            values = []
-            for act in record["values"]:
-                spans = [[first, min(last, batch), count] for first, last, count in act["spans"] if first < batch]
-                if spans:
-                    values.append({**act, "spans": spans, "count": sum(span[2] for span in spans)})
-            records.append({**record, "values": values})
-        return self._cut(mask, records, float(np.asarray(self.times)[mask].max(initial=0.0)))
-
-    def _cut(self, mask: np.ndarray, records: list[dict[str, Any]], seconds: float) -> Attempt:
-        """Return the attempt with some of its lines of metrics and records, without marks."""
-        columns = {name: column.select(mask) for name, column in self.columns.items()}
+        columns = {name: column.before(lines) for name, column in self.columns.items()}
         columns = {name: column for name, column in columns.items() if column.values}
-        return replace(self, columns=columns, records=records, marks={}, seconds=seconds, cut=True)
+        return replace(self, columns=columns, records=self.records[:count], marks={}, seconds=seconds)
 
 
 def _number(value: Any) -> float:
@@ -276,10 +255,8 @@ def current_attempts(attempts: list[Attempt], notes: list[str]) -> Iterable[Atte
         if mark is not None and saved_by:
             index = saved_by[-1]
             chain.insert(0, attempts[index].up_to_mark(mark))
-        elif index > 0:
-            index -= 1
-            chain.insert(0, attempts[index].up_to_batch(batch))
         else:
+            index = 0
             notes.append(f"The run resumed from batch {batch}; earlier batches were recorded elsewhere.")
             break
     if index > 0 and chain[0].resume is None:

@@ -14,15 +14,7 @@ from composer.report._groups import Family, Group, less_is_better, results
 from composer.report._html import Html, broken, count, duration, el, number, size, text, utc
 from composer.report._model import AlgorithmActions, Run
 
-STATUS = {
-    "finished": "finished",
-    "stopped": "stopped before its end",
-    "crashed": "crashed",
-    "unfinished": "no end recorded",
-    "unused": "not trained",
-}
 _ROW = 19  # pixels
-_MOST_ROWS = 60
 _MOST_CELLS = 1 << 21  # the cells that all heat maps of a page may have
 _ORDER = (
     "init before_load after_load fit_start iteration_start epoch_start before_dataloader after_dataloader batch_start "
@@ -53,7 +45,7 @@ def table(columns: list[Any], rows: list[list[Any]], numeric: int = 0, class_: s
 
 def status_badge(run: Run) -> Html:
     """Return an element with the status of a run."""
-    return el("span", STATUS.get(run.status, run.status), class_=f"status {run.status}")
+    return el("span", run.status, class_=f"status {run.status}")
 
 
 def facts(run: Run) -> Html:
@@ -199,8 +191,6 @@ def _draw_timeline(run: Run, charts: Charts) -> Html | None:
             rows.append((act.event, slot, [(a, b, _times(n)) for a, b, n in act.spans]))
     if not rows:
         return None
-    if len(rows) > _MOST_ROWS:
-        rows = [*_run_rows(run), *(_joined(algorithm, slot) for slot, algorithm in enumerate(run.algorithms))]
     bars = []
     for row, (_, bar_slot, spans) in enumerate(rows):
         if bar_slot is None:
@@ -234,11 +224,6 @@ def _run_rows(run: Run) -> Iterable[_Row]:
     if rows:
         rows.insert(0, ("run", None, []))
     return rows
-
-
-def _joined(algorithm: AlgorithmActions, slot: int) -> _Row:
-    spans = [(a, b, f"{act.event}, {_times(n)}") for act in algorithm.acts for a, b, n in act.spans]
-    return algorithm.name, slot, spans
 
 
 def _times(number: int) -> str:
@@ -287,14 +272,7 @@ def hyperparameters_section(run: Run) -> Html | None:
     ]
     if not tables:
         return None
-    return section("hyperparameters", "Hyperparameters", search("hyperparameters") if len(flat) > 12 else None, tables)
-
-
-def search(name: str) -> Html:
-    """Return a field that filters the rows of a section."""
-    return el(
-        "input", type="search", placeholder="Search", aria_label=f"Search {name}", data_filter=name, class_="search"
-    )
+    return section("hyperparameters", "Hyperparameters", tables)
 
 
 def show(value: Any) -> Html:

@@ -25,7 +25,9 @@ def _seeded(seed: int) -> Iterator[None]:
 class _Model(ComposerModel):
     """A model with given metrics. A metric is any object with `update(outputs, targets)`."""
 
-    def __init__(self, train_metrics: Mapping[str, Any] | None, eval_metrics: Mapping[str, Any] | None) -> None:
+    def __init__(
+        self, train_metrics: Mapping[str, Any] | None = None, eval_metrics: Mapping[str, Any] | None = None
+    ) -> None:
         super().__init__()
         # In dicts instead of submodules, so that metrics are not in the state dict of the model.
         self.train_metrics = dict(train_metrics or {})
@@ -45,14 +47,8 @@ class _Model(ComposerModel):
 class _Classifier(_Model):
     """A classifier of sequential layers, with the loss `loss_fn`. A batch is `(inputs, targets)`."""
 
-    def __init__(
-        self,
-        module: torch.nn.Sequential,
-        num_classes: int,
-        train_metrics: Mapping[str, Any] | None,
-        eval_metrics: Mapping[str, Any] | None,
-    ) -> None:
-        super().__init__(train_metrics, eval_metrics)
+    def __init__(self, module: torch.nn.Sequential, num_classes: int, **metrics: Mapping[str, Any] | None) -> None:
+        super().__init__(**metrics)
         self.module = module
         self.num_classes = num_classes
         self.loss_fn: Callable[..., torch.Tensor] = soft_cross_entropy
@@ -74,9 +70,8 @@ class SimpleModel(_Classifier):
         num_features: Channels of the input.
         num_classes: Number of classes.
         bias: True if the linear layers have a bias.
-        train_metrics: Training metrics by name.
-        eval_metrics: Evaluation metrics by name.
         seed: The seed of the weights.
+        **metrics: `train_metrics` and `eval_metrics`, each by name.
 
     Attributes:
         fc1: The first linear layer, also `module[2]`.
@@ -89,15 +84,14 @@ class SimpleModel(_Classifier):
         num_classes: int = 2,
         bias: bool = True,
         *,
-        train_metrics: Mapping[str, Any] | None = None,
-        eval_metrics: Mapping[str, Any] | None = None,
         seed: int = 0,
+        **metrics: Mapping[str, Any] | None,
     ) -> None:
         with _seeded(seed):
             fc1 = torch.nn.Linear(num_features, 5, bias=bias)
             fc2 = torch.nn.Linear(5, num_classes, bias=bias)
         layers = (torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), fc1, torch.nn.ReLU(), fc2)
-        super().__init__(torch.nn.Sequential(*layers), num_classes, train_metrics, eval_metrics)
+        super().__init__(torch.nn.Sequential(*layers), num_classes, **metrics)
         self.num_features = num_features
         self.fc1 = fc1
         self.fc2 = fc2
@@ -110,9 +104,8 @@ class SimpleModelWithDropout(_Classifier):
         num_features: Values of one input.
         num_classes: Number of classes.
         p: The dropout probability.
-        train_metrics: Training metrics by name.
-        eval_metrics: Evaluation metrics by name.
         seed: The seed of the weights.
+        **metrics: `train_metrics` and `eval_metrics`, each by name.
 
     Attributes:
         fc1: The first linear layer, also `module[1]`.
@@ -126,16 +119,15 @@ class SimpleModelWithDropout(_Classifier):
         num_classes: int = 10,
         p: float = 0.5,
         *,
-        train_metrics: Mapping[str, Any] | None = None,
-        eval_metrics: Mapping[str, Any] | None = None,
         seed: int = 0,
+        **metrics: Mapping[str, Any] | None,
     ) -> None:
         with _seeded(seed):
             fc1 = torch.nn.Linear(num_features, 32)
             fc2 = torch.nn.Linear(32, num_classes)
         dropout = torch.nn.Dropout(p)
         layers = (torch.nn.Flatten(), fc1, torch.nn.ReLU(), dropout, fc2)
-        super().__init__(torch.nn.Sequential(*layers), num_classes, train_metrics, eval_metrics)
+        super().__init__(torch.nn.Sequential(*layers), num_classes, **metrics)
         self.fc1 = fc1
         self.dropout = dropout
         self.fc2 = fc2
@@ -149,16 +141,12 @@ class SimpleConvModel(_Classifier):
         num_classes: Number of classes.
         norm: The normalization after the convolutions: "batch", "instance", "group" or None.
         norm_affine: True if the normalization has a weight and a bias.
-        train_metrics: Training metrics by name.
-        eval_metrics: Evaluation metrics by name.
         seed: The seed of the weights.
+        **metrics: `train_metrics` and `eval_metrics`, each by name.
 
     Attributes:
         conv1: The first convolution, also in `module`.
         conv2: The second convolution, also in `module`.
-
-    Raises:
-        ValueError: `norm` is unknown.
     """
 
     def __init__(
@@ -168,31 +156,23 @@ class SimpleConvModel(_Classifier):
         norm: str | None = None,
         norm_affine: bool = True,
         *,
-        train_metrics: Mapping[str, Any] | None = None,
-        eval_metrics: Mapping[str, Any] | None = None,
         seed: int = 0,
+        **metrics: Mapping[str, Any] | None,
     ) -> None:
         with _seeded(seed):
             conv1 = torch.nn.Conv2d(num_channels, 8, kernel_size=3, padding=1, stride=2)
             conv2 = torch.nn.Conv2d(8, 4, kernel_size=3, padding=1, stride=2)
             linear1, linear2 = torch.nn.Linear(4, 16), torch.nn.Linear(16, num_classes)
-        layers = [conv1, conv2, *_norm_layers(norm, 4, norm_affine)]
-        layers += [torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), linear1, linear2]
-        super().__init__(torch.nn.Sequential(*layers), num_classes, train_metrics, eval_metrics)
+        norms: dict[str | None, list[torch.nn.Module]] = {
+            None: [],
+            "batch": [torch.nn.BatchNorm2d(4, affine=norm_affine)],
+            "instance": [torch.nn.InstanceNorm2d(4, affine=norm_affine)],
+            "group": [torch.nn.GroupNorm(2, 4, affine=norm_affine)],
+        }
+        layers = [conv1, conv2, *norms[norm], torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), linear1, linear2]
+        super().__init__(torch.nn.Sequential(*layers), num_classes, **metrics)
         self.conv1 = conv1
         self.conv2 = conv2
-
-
-def _norm_layers(norm: str | None, channels: int, affine: bool) -> list[torch.nn.Module]:
-    if norm is None:
-        return []
-    if norm == "batch":
-        return [torch.nn.BatchNorm2d(channels, affine=affine)]
-    if norm == "instance":
-        return [torch.nn.InstanceNorm2d(channels, affine=affine)]
-    if norm == "group":
-        return [torch.nn.GroupNorm(2, channels, affine=affine)]
-    raise ValueError(f"`norm` must be 'batch', 'instance', 'group' or None, got {norm!r}. Leave it out for none.")
 
 
 class ConvModel(_Classifier):
@@ -202,18 +182,16 @@ class ConvModel(_Classifier):
 
     Args:
         num_classes: Number of classes.
-        train_metrics: Training metrics by name.
-        eval_metrics: Evaluation metrics by name.
         seed: The seed of the weights.
+        **metrics: `train_metrics` and `eval_metrics`, each by name.
     """
 
     def __init__(
         self,
         num_classes: int = 10,
         *,
-        train_metrics: Mapping[str, Any] | None = None,
-        eval_metrics: Mapping[str, Any] | None = None,
         seed: int = 0,
+        **metrics: Mapping[str, Any] | None,
     ) -> None:
         with _seeded(seed):
             conv1 = torch.nn.Conv2d(32, 8, kernel_size=3, padding=1, stride=2, bias=False)
@@ -224,7 +202,7 @@ class ConvModel(_Classifier):
         pool1 = torch.nn.MaxPool2d(kernel_size=2, stride=2, padding=1)
         pool2, flatten = torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()
         layers = (conv1, conv2, conv3, bn, pool1, pool2, flatten, linear1, linear2)
-        super().__init__(torch.nn.Sequential(*layers), num_classes, train_metrics, eval_metrics)
+        super().__init__(torch.nn.Sequential(*layers), num_classes, **metrics)
         self.conv1, self.conv2, self.conv3 = conv1, conv2, conv3
         self.bn = bn
         self.pool1, self.pool2 = pool1, pool2
@@ -238,9 +216,8 @@ class SimpleSegmentationModel(_Classifier):
     Args:
         num_channels: Channels of the images.
         num_classes: Number of classes.
-        train_metrics: Training metrics by name.
-        eval_metrics: Evaluation metrics by name.
         seed: The seed of the weights.
+        **metrics: `train_metrics` and `eval_metrics`, each by name.
     """
 
     def __init__(
@@ -248,15 +225,14 @@ class SimpleSegmentationModel(_Classifier):
         num_channels: int = 3,
         num_classes: int = 2,
         *,
-        train_metrics: Mapping[str, Any] | None = None,
-        eval_metrics: Mapping[str, Any] | None = None,
         seed: int = 0,
+        **metrics: Mapping[str, Any] | None,
     ) -> None:
         with _seeded(seed):
             conv1 = torch.nn.Conv2d(num_channels, 4, kernel_size=3, padding=1)
             conv2 = torch.nn.Conv2d(4, num_classes, kernel_size=1)
         module = torch.nn.Sequential(conv1, torch.nn.ReLU(), conv2)
-        super().__init__(module, num_classes, train_metrics, eval_metrics)
+        super().__init__(module, num_classes, **metrics)
         self.conv1 = conv1
         self.conv2 = conv2
 
@@ -272,9 +248,8 @@ class SimpleTransformerModel(_Model):
         max_sequence_length: The maximum sequence length.
         width: The embedding size; a multiple of 2, the number of attention heads.
         p: The dropout probability.
-        train_metrics: Training metrics by name.
-        eval_metrics: Evaluation metrics by name.
         seed: The seed of the weights.
+        **metrics: `train_metrics` and `eval_metrics`, each by name.
     """
 
     def __init__(
@@ -284,11 +259,10 @@ class SimpleTransformerModel(_Model):
         width: int = 16,
         p: float = 0.0,
         *,
-        train_metrics: Mapping[str, Any] | None = None,
-        eval_metrics: Mapping[str, Any] | None = None,
         seed: int = 0,
+        **metrics: Mapping[str, Any] | None,
     ) -> None:
-        super().__init__(train_metrics, eval_metrics)
+        super().__init__(**metrics)
         self.num_classes = vocab_size
         with _seeded(seed):
             self.embedding = torch.nn.Embedding(vocab_size, width)

@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from datetime import timedelta
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
-from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from types import FunctionType, ModuleType
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
+from torch.multiprocessing.spawn import ProcessException, start_processes
 
 from composer.utils import dist
 from composer.utils.misc import get_free_tcp_port
@@ -28,7 +29,6 @@ from composer.utils.misc import get_free_tcp_port
 T = TypeVar("T")
 
 _GRACE_SECONDS = 5.0
-_HINDSIGHT_SECONDS = 0.2
 
 
 def run_on_ranks(
@@ -54,30 +54,29 @@ def run_on_ranks(
         TimeoutError: A rank did not finish in time.
     """
     task = _Task.of(fn, args, backend)
-    context = _context()
     with tempfile.TemporaryDirectory() as folder:
         environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(get_free_tcp_port())}
         environment |= {"WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size), "NODE_RANK": "0"}
-        processes, pipes = [], []
-        for rank in range(world_size):
-            here, there = context.Pipe(duplex=False)
-            ranked = {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-            process = context.Process(
-                target=_work, args=(task, ranked, os.path.join(folder, "store"), timeout, there), daemon=True
-            )
-            process.start()
-            there.close()  # with this copy open, the end of the child would not be noticed
-            processes.append(process)
-            pipes.append(here)
-        patience = 0.0
+        results = [Path(folder, f"result-{rank}") for rank in range(world_size)]
+        arguments = task, environment, folder, timeout
+        options: dict[str, Any] = {"daemon": True, "start_method": _context().get_start_method()}
+        context: Any = start_processes(_work, arguments, world_size, join=False, **options)  # type: ignore[no-untyped-call]
+        deadline = time.monotonic() + timeout
         try:
-            results = _collect(pipes, processes, timeout)
-            patience = _GRACE_SECONDS  # all have results, so they exit on their own
+            while not context.join(min(1.0, timeout)):
+                missing = [rank for rank, path in enumerate(results) if not path.exists()]
+                if not missing:  # a thread may keep a process from exiting
+                    context.join(_GRACE_SECONDS)
+                    break
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"The ranks {missing} did not finish within {timeout} seconds.")
+        except ProcessException as error:
+            _raise_first_failure(Path(folder), [process.exitcode for process in context.processes], error)
         finally:
-            _end(processes, patience)
-            for pipe in pipes:
-                pipe.close()
-    return [pickle.loads(result) for result in results]
+            for process in context.processes:
+                process.kill()
+                process.join()
+        return [pickle.loads(path.read_bytes()) for path in results]
 
 
 def restore_signals() -> None:
@@ -146,54 +145,55 @@ def _import(name: str, file: str | None) -> None:
     spec.loader.exec_module(module)
 
 
-@dataclass(frozen=True)
-class _Failure:
-    time: float  # by a clock shared by all processes: the first failure is usually the cause of the others
-    traceback: str
-    error: bytes | None
-
-
 def _context() -> Any:
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
-    context = multiprocessing.get_context("forkserver")
     # Imported once instead of in each process; missing modules are skipped. Optimizers import the compiler: slow.
-    context.set_forkserver_preload(
-        [
-            __name__,
-            "torch.distributed",
-            "torch.distributed.checkpoint",
-            "torch._dynamo",
-            "torchmetrics.classification",
-            "composer.trainer",
-            "composer.trainer.sharded",
-        ]
-    )
+    modules = [
+        __name__,
+        "torch.distributed",
+        "torch.distributed.checkpoint",
+        "torch._dynamo",
+        "torchmetrics.classification",
+        "composer.trainer",
+        "composer.trainer.sharded",
+    ]
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(modules)
     return context
 
 
-def _work(task: _Task, environment: dict[str, str], store: str, timeout: float, pipe: Connection) -> None:
-    """Run the task in a process, and send the pickled result or a `_Failure` through the pipe."""
+def _work(rank: int, task: _Task, environment: dict[str, str], folder: str, timeout: float) -> None:
+    """Run the task in a process, and write the pickled result, or the failure."""
     os.environ.clear()  # a fork server has the environment from when it was started
-    os.environ.update(environment)
+    os.environ.update({**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)})
     torch.set_num_threads(1)
     try:
         if task.backend is not None:
             torch.distributed.init_process_group(
                 task.backend,
-                init_method=f"file://{store}",  # unlike a port, it cannot be taken by another process
-                rank=int(environment["RANK"]),
+                init_method=f"file://{folder}/store",  # unlike a port, it cannot be taken by another process
+                rank=rank,
                 world_size=int(environment["WORLD_SIZE"]),
                 timeout=timedelta(seconds=timeout),
             )
         function, arguments = task.load()
-        message: bytes | _Failure = pickle.dumps(function(*arguments))
+        result = pickle.dumps(function(*arguments))
     except BaseException as error:  # noqa: BLE001  # raised again in the parent
-        message = _Failure(time.monotonic(), traceback.format_exc(), _pickled(error))
-    pipe.send(message)
-    if isinstance(message, bytes) and torch.distributed.is_initialized():
+        # The clock is shared by all processes: the first failure is usually the cause of the others.
+        failure = pickle.dumps((time.monotonic(), rank, traceback.format_exc(), _pickled(error)))
+        _write(Path(folder, f"failure-{rank}"), failure)
+        sys.exit(1)
+    _write(Path(folder, f"result-{rank}"), result)
+    if torch.distributed.is_initialized():
         torch.distributed.barrier()  # other ranks may still read from this one
         dist.destroy_process_group()
+
+
+def _write(path: Path, content: bytes) -> None:
+    partial = path.with_suffix(".partial")
+    partial.write_bytes(content)
+    partial.replace(path)
 
 
 def _pickled(error: BaseException) -> bytes | None:
@@ -205,54 +205,17 @@ def _pickled(error: BaseException) -> bytes | None:
     return data
 
 
-def _collect(pipes: list[Connection], processes: list[Any], timeout: float) -> list[bytes]:
-    deadline = time.monotonic() + timeout
-    results: dict[int, bytes] = {}
-    failures: dict[int, _Failure] = {}
-    missing = [*range(len(pipes))]
-    while missing:
-        ready = wait([pipes[rank] for rank in missing], max(0.0, deadline - time.monotonic()))
-        if not ready:
-            break
-        for rank in [rank for rank in missing if pipes[rank] in ready]:
-            message = _receive(pipes[rank], processes[rank])
-            if isinstance(message, _Failure):
-                failures[rank] = message
-            else:
-                results[rank] = message
-            missing.remove(rank)
-        if failures:  # an earlier failure of another rank may arrive shortly
-            deadline = min(deadline, time.monotonic() + _HINDSIGHT_SECONDS)
-    if failures:
-        first = min(failures, key=lambda rank: failures[rank].time)
-        failure = failures[first]
-        cause = None if failure.error is None else pickle.loads(failure.error)
-        raise RuntimeError(f"Rank {first} failed.\n{failure.traceback}") from cause
-    if missing:
-        raise TimeoutError(f"The ranks {missing} did not finish within {timeout} seconds.")
-    return [results[rank] for rank in range(len(pipes))]
-
-
-def _receive(pipe: Connection, process: Any) -> bytes | _Failure:
-    try:
-        message: bytes | _Failure = pipe.recv()
-    except EOFError:
-        process.join(_GRACE_SECONDS)
-        # Time 0: a process that died is the cause of the failures of others.
-        return _Failure(0.0, f"The process ended with exit code {process.exitcode} and no result.", None)
-    return message
-
-
-def _end(processes: list[Any], patience: float) -> None:
-    """Wait some seconds for processes to exit, then terminate them."""
-    deadline = time.monotonic() + patience
-    for process in processes:
-        process.join(max(0.0, deadline - time.monotonic()))
-    for process in processes:
-        if process.is_alive():
-            process.terminate()
-    for process in processes:
-        process.join(_GRACE_SECONDS)
-        if process.is_alive():
-            process.kill()
-            process.join()
+def _raise_first_failure(folder: Path, exit_codes: list[int | None], error: ProcessException) -> NoReturn:
+    """Raise the failure of the rank that died, or else that of the rank that failed first."""
+    failures = sorted(pickle.loads(path.read_bytes()) for path in folder.glob("failure-?"))
+    failed = {rank for _, rank, _, _ in failures}
+    # The others are terminated when one has failed.
+    ended = {
+        rank: code for rank, code in enumerate(exit_codes) if code not in (0, -signal.SIGTERM) and rank not in failed
+    }
+    if ended or not failures:
+        rank = min(ended, default=error.error_index)
+        text = f"The process ended with exit code {exit_codes[rank]} and no result."
+        raise RuntimeError(f"Rank {rank} failed.\n{text}") from None
+    _, rank, text, cause = failures[0]
+    raise RuntimeError(f"Rank {rank} failed.\n{text}") from (None if cause is None else pickle.loads(cause))

@@ -125,17 +125,6 @@ class Photos:
             f"classes, {options.train_size} pixels to train, {options.test_size} to test"
         )
 
-    def facts(self) -> dict[str, Any]:
-        """Return a description as values that JSON can represent."""
-        return {
-            "name": self.name,
-            "train_images": self.num_train,
-            "test_images": self.num_test,
-            "num_classes": self.num_classes,
-            "train_size": self.options.train_size,
-            "test_size": self.options.test_size,
-        }
-
     def loaders(self, seed: int, device: Device) -> tuple[Any, Any]:
         """Return loaders for training and testing, whose batches are normalized on a device.
 

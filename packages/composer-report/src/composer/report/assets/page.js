@@ -108,8 +108,7 @@
     return {
       ...common, hovermode: lines <= 8 ? "x unified" : "closest",
       xaxis: { ...axis, title, hoverformat: ".6~g" },
-      yaxis: { ...axis, type: chart.log ? "log" : "linear", exponentformat: most >= 1e4 ? "SI" : "power", nticks: 7,
-        title: chart.unit ? { text: chart.unit, font: { color: ink, size: 11 } } : undefined },
+      yaxis: { ...axis, type: chart.log ? "log" : "linear", exponentformat: most >= 1e4 ? "SI" : "power", nticks: 7 },
       yaxis2: { overlaying: "y", range: [0, 1], visible: false, fixedrange: true },
     };
   }
@@ -151,21 +150,6 @@
       page.charts[index].log = !page.charts[index].log;
       button.setAttribute("aria-pressed", page.charts[index].log);
       draw(index);
-    });
-  }
-  for (const field of document.querySelectorAll("[data-filter]")) {
-    field.addEventListener("input", () => {
-      const wanted = field.value.trim().toLowerCase();
-      const section = document.getElementById(field.dataset.filter);
-      for (const row of section.querySelectorAll("tbody tr")) {
-        row.classList.toggle("hidden", !row.textContent.toLowerCase().includes(wanted));
-      }
-      for (const group of section.querySelectorAll(".group")) {
-        group.classList.toggle("hidden", !group.querySelector("tbody tr:not(.hidden)"));
-      }
-      for (const details of section.querySelectorAll("details")) {
-        if (wanted) details.open = true;
-      }
     });
   }
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
