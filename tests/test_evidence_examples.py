@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from composer.evidence import Ledger
-from composer.evidence.page import verdicts
+from composer.evidence.page import ranked
 from tools.readme_blocks import blocks
 from tools.workspace import ROOT
 
@@ -75,7 +75,7 @@ def test_a_task_of_the_guide_ends_with_verdicts_and_a_page(
     )  # fmt: skip
 
     assert 0 == done.returncode, done.stdout + done.stderr
-    (entries,) = verdicts([Ledger(tmp_path / "out")]).values()
+    (entries,) = ranked([Ledger(tmp_path / "out")]).values()
     words = {entry["method"]: entry["verdict"]["word"] for entry in entries}
     applicable, other = methods
     assert {"A/A", *methods} == words.keys()

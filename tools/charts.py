@@ -31,7 +31,7 @@ from composer.core import Engine, Event, State
 from composer.evidence import charts as evidence
 from composer.evidence.charts import BLUE, GRAY, ORANGE, make_axes
 from composer.evidence.ledger import PUBLISHED, Ledger
-from composer.evidence.page import verdicts
+from composer.evidence.page import ranked
 
 LIGHT, DARK = "#eceff2", "#7d858f"
 VALLEY = torch.tensor([0.4, 1.0])  # curvatures of a loss of two weights
@@ -238,14 +238,14 @@ def schedules() -> Figure:
 
 def effects() -> Figure:
     """Show what the published ledger says of all methods on its first task: effects with their intervals."""
-    entries = next(iter(verdicts([Ledger(PUBLISHED)]).values()))
+    entries = next(iter(ranked([Ledger(PUBLISHED)]).values()))
     return evidence.effects([entry for entry in entries if entry.get("comparison") is not None])
 
 
 def composing() -> Figure:
     """Show what the stack of each task of the published ledger buys: complete runs of each length, and plain's."""
     ledger, stacks = Ledger(PUBLISHED), list[dict[str, Any]]()
-    for entries in verdicts([ledger]).values():
+    for entries in ranked([ledger]).values():
         gains = (entry for entry in entries if "+" in entry["method"] and entry["verdict"]["word"] == "gain")
         stacks += itertools.islice(gains, 1)
     return evidence.ladders(stacks, [ledger.entries("ladder", stack["task"])[-1] for stack in stacks])

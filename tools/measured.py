@@ -15,7 +15,7 @@ from typing import Any
 import composer.algorithms
 from composer.core import Algorithm
 from composer.evidence.ledger import PUBLISHED, Ledger
-from composer.evidence.page import cells, conditions, markdown, verdicts
+from composer.evidence.page import cells, conditions, markdown, ranked
 from composer.evidence.study import AA
 from composer.evidence.task import load_task
 from tools.workspace import ROOT, Workspace
@@ -41,7 +41,7 @@ _WHY_NOT: Mapping[str, str] = {
     "SequencePacking": "the text of the tasks is one stream, without documents to pack",
     "StochasticDepth": "it takes the blocks of ResNet-50, which the networks of the tasks do not have",
 }
-_COLUMNS = ("verdict", "effect at equal steps", "at equal time", "step time", "memory", "n / of plain")
+_COLUMNS = ("verdict", "effect at equal steps", "at equal time", "step time", "inference", "memory", "n / of plain")
 
 
 def documents(workspace: Workspace, ledger: Ledger) -> Iterator[tuple[Path, str]]:
@@ -54,7 +54,7 @@ def documents(workspace: Workspace, ledger: Ledger) -> Iterator[tuple[Path, str]
         workspace: The packages.
         ledger: The ledger.
     """
-    tasks = verdicts([ledger])
+    tasks = ranked([ledger])
     for package in workspace.packages.values():
         listed = package.entry_points.get("composer.algorithms", {})  # transforms and modules, too
         methods = [name for name in listed if issubclass(getattr(composer.algorithms, name), Algorithm)]

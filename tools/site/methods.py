@@ -9,7 +9,7 @@ from typing import Any
 from composer.core import Algorithm, Event
 from composer.evidence.ledger import PUBLISHED, Ledger
 from composer.evidence.methods import METHODS
-from composer.evidence.page import cells, conditions, verdicts
+from composer.evidence.page import cells, conditions, ranked
 from composer.evidence.task import load_task
 from tools import pairs
 from tools.workspace import Workspace
@@ -45,7 +45,10 @@ are part of the table.
   differs a little from that in the table's head.
 - **A/A** compares plain training with itself: what chance alone looks like.
 """
-_COLUMNS = ("method", "verdict", "effect, 95 % interval", "at equal time", "step time", "memory", "n / of plain")
+_COLUMNS = (
+    *("method", "verdict", "effect, 95 % interval", "at equal time"),
+    *("step time", "inference", "memory", "n / of plain"),
+)
 _METHOD_COLUMNS = ("method", "what it does", "model", "measured", "not together with")
 _TITLES = {"any": "Any data", "images": "Images", "tokens": "Text"}
 # What a model must have; the others take any.
@@ -96,7 +99,7 @@ def page(workspace: Workspace, results: Iterable[pairs.Pair]) -> str:
         results: How the engine treats each pair of algorithms.
     """
     cards = _cards(workspace)
-    tasks = verdicts([Ledger(PUBLISHED)])
+    tasks = ranked([Ledger(PUBLISHED)])
     parts = [_HEAD]
     for (task, _), entries in tasks.items():
         rows = [(_linked(row[0], cards), _short(row[1]), *row[2:]) for row in map(cells, entries)]

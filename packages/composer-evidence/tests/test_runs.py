@@ -7,18 +7,23 @@ import json
 import math
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from tiny_tasks import tiny
+from tiny_tasks import Points, network, tiny
 
-from composer.evidence import Incomplete, Ledger, Runner, RunResult, RunSpec, _preload, merge
+from composer.core import Callback
+from composer.datasets.device_loader import DeviceLoader
+from composer.evidence import Incomplete, Ledger, Runner, RunResult, RunSpec, Variant, _preload, merge
 from composer.evidence.methods import TEACHER
 from composer.evidence.run import environment, execute, hold_machine, machine_lock, make_trainer, write_atomically
 from composer.evidence.runner import visible_gpus
 from composer.evidence.steptime import measure_in_process
+from composer.recipes import AdamW
 from composer.testing import deep_compare
 
 AVERAGES = {
@@ -253,6 +258,37 @@ def test_a_run_holds_the_machine_itself_and_time_is_measured_alone(
     own.call(measure_in_process, (own.reference, str(tmp_path), texts, 1, str(tmp_path / "time.json")))
     assert (tmp_path / "held").read_text() == "alone"
     assert json.loads((tmp_path / "time.json").read_text())["repeats"] == 1
+
+
+@dataclass(frozen=True)
+class Tuned(AdamW):
+    """Training with everything that may be tuned."""
+
+    initial: float = 0.5
+    batch_size: int = 16
+
+    def prepare(self, model: torch.nn.Module) -> None:
+        for parameter in model.parameters():
+            torch.nn.init.constant_(parameter, self.initial)
+
+    def callbacks(self) -> list[Callback]:
+        return [Callback()]
+
+
+@dataclass(frozen=True)
+class Batched(Points):
+    def loaders(self, part: str, seed: int, device: Any, batch_size: int = 1) -> tuple[Any, Any]:
+        _, other = super().loaders(part, seed, device)
+        return DeviceLoader(*self._part(0), batch_size, device=device, seed=seed), other
+
+
+def test_initialization_callbacks_and_batch_size_belong_to_the_settings() -> None:
+    task, data = tiny(variants={"tuned": Variant(partial(network, 8), Tuned(lr=0.1), {})}), Batched()
+    spec = RunSpec("tiny", "hash", "validation", "tuned", 8, settings={"initial": 0.25, "batch_size": 32})
+    with make_trainer(task, data, spec, []) as (trainer, train, _):
+        assert {float(value) for p in trainer.state.model.parameters() for value in p.flatten()} == {0.25}
+        assert any(type(callback) is Callback for callback in trainer.state.callbacks)
+        assert (train.batch_size, str(trainer.state.max_duration)) == (32, "4ba")  # as many samples in fewer steps
 
 
 @pytest.mark.parametrize(

@@ -30,18 +30,30 @@ def test_a_grid_is_extended_until_the_best_value_is_inside(power: int, sign: flo
     assert min(found.grid["lr"]) < 2.0**power < max(found.grid["lr"])
 
 
-def test_extension_ends_after_four_values_and_the_edge_is_reported() -> None:
-    found = search({"lr": Grid((1.0, 2.0))}, {"lr": 1.0}, parabola({"lr": 1e9}), higher_is_better=True)
+@pytest.mark.parametrize("upwards", [True, False])
+def test_an_optimum_beyond_a_bound_is_sought_up_to_the_bound_which_is_reported(upwards: bool) -> None:
+    grid = Grid((0.1, 0.3), low=0.02, high=0.7)
+    best = {"warmup": 2.0 if upwards else 1e-3}
+    found = search({"warmup": grid}, {"warmup": 0.1}, parabola(best), higher_is_better=True)
 
-    assert found.grid["lr"] == (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
-    assert found.at_edge == ("lr",)
+    assert found.best.point == {"warmup": 0.7 if upwards else 0.02}
+    assert (found.at_edge, found.at_bound) == ((), ("warmup",))
 
 
-def test_a_grid_is_not_extended_beyond_its_bounds() -> None:
-    found = search({"p": Grid((0.25, 0.5), high=1.0)}, {"p": 0.5}, parabola({"p": 9.0}), higher_is_better=True)
+@pytest.mark.parametrize("upwards", [True, False])
+def test_an_optimum_between_the_grid_and_its_bound_is_found(upwards: bool) -> None:
+    best = {"lr": 60.0 if upwards else 0.03}
+    found = search({"lr": Grid((1.0, 2.0))}, {"lr": 1.0}, parabola(best), higher_is_better=True)
 
-    assert found.best.point == {"p": 0.5}
-    assert found.at_edge == ()
+    assert found.best.point == {"lr": 64.0 if upwards else pytest.approx(0.0312, rel=0.01)}
+    assert found.at_edge == found.at_bound == ()
+
+
+def test_a_grid_that_could_not_be_extended_for_want_of_trials_is_reported() -> None:
+    found = search({"lr": Grid((1.0, 2.0))}, {"lr": 1.0}, parabola({"lr": 9.0}), higher_is_better=True, max_trials=2)
+
+    assert found.best.point == {"lr": 2.0}
+    assert (found.at_edge, found.at_bound) == (("lr",), ())
 
 
 def test_settings_are_searched_one_after_the_other_and_points_are_evaluated_once() -> None:
@@ -97,7 +109,7 @@ def test_failed_trials_are_not_best_and_a_search_without_others_is_an_error() ->
 
 @pytest.mark.parametrize(
     ("values", "options", "message"),
-    [((), {}, "at least one"), ((2.0, 1.0), {}, "sorted"), ((0.5, 2.0), {"high": 1.0}, "from 0.0 to 1.0")],
+    [((), {}, "at least one"), ((2.0, 1.0), {}, "sorted"), ((0.5, 2.0), {"high": 1.0}, "from 0.005 to 1.0")],
 )
 def test_bad_grids_are_refused(values: Any, options: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -12,15 +14,16 @@ import torch
 import yaml
 
 from composer.core import Algorithm
-from composer.evidence.methods import METHODS, make_algorithms, reason_against, training_beside
-from composer.evidence.page import show_effect, write_page
-from composer.evidence.run import write_atomically
+from composer.evidence.methods import METHODS, arguments_of, make_algorithms, reason_against, training_beside
+from composer.evidence.page import markdown, show_effect, write_page
+from composer.evidence.run import RunResult, RunSpec, write_atomically
 from composer.evidence.runner import Runner
-from composer.evidence.statistics import Verdict
+from composer.evidence.statistics import Verdict, compare
 from composer.evidence.study import Plan, Study
 from composer.evidence.task import Task, digest, load_task
 from composer.recipes import Metric
 
+_QUICK_SEEDS, _QUICK_CONTROLS = 3, 6
 _RESERVE = 0.25  # the share of the time for confirmations and the stack
 _PLANS = (Plan(num_curves=2), Plan(num_tuning_seeds=1, num_stack_seeds=3, num_ladder_seeds=5, num_curves=1))
 
@@ -34,12 +37,14 @@ class Schedule:
         methods: The methods to measure.
         left_out: The methods for which there is no time.
         hours: The expected time.
+        num_runs: The expected number of runs, in runs with the full budget.
     """
 
     plan: Plan
     methods: Sequence[str]
     left_out: Sequence[str]
     hours: float
+    num_runs: float
 
 
 def make_schedule(task: Task, methods: Sequence[str], run_seconds: float, workers: int, hours: float) -> Schedule:
@@ -62,8 +67,8 @@ def make_schedule(task: Task, methods: Sequence[str], run_seconds: float, worker
         count = int((available - fixed) / each)
         if count >= min(len(methods), 1 if plan is _PLANS[-1] else len(methods)):
             kept = list(methods[:count])
-            total = (fixed + each * len(kept)) * run_seconds / workers / (1 - _RESERVE)
-            return Schedule(plan, kept, list(methods[count:]), total / 3600)
+            runs = (fixed + each * len(kept)) / (1 - _RESERVE)
+            return Schedule(plan, kept, list(methods[count:]), runs * run_seconds / workers / 3600, runs)
         needed = (fixed + each) * run_seconds / workers / (1 - _RESERVE) / 3600
     raise ValueError(
         f"`hours` must be at least {needed:.2g} for {task.name} with {workers} workers, where a run takes "
@@ -111,6 +116,7 @@ def run_all(
     usable = [name for name in names if name not in refused]
     schedule = _schedule(study, usable, hours, plan)
     study = Study(runner, schedule.plan, command)
+    runner.expected_steps = schedule.num_runs * runner.task.steps
     runner.say(
         f"{runner.task.name}: about {schedule.hours:.2g} h; methods to measure: {len(schedule.methods)}, "
         f"not applicable: {len(refused)}, without time: {len(schedule.left_out)}. "
@@ -125,6 +131,72 @@ def run_all(
     return write_page([study.ledger], runner.folder / "evidence.html")
 
 
+def run_quick(runner: Runner, *, minutes: float = 5.0, methods: Sequence[str] | None = None) -> str:
+    """Return a rough answer: effects of methods with their defaults on plain training with its defaults.
+
+    Nothing is tuned or confirmed, and the test part is not used, so it only says what to measure first.
+
+    Args:
+        runner: Trains the runs.
+        minutes: The time.
+        methods: The methods to try. None: all declared ones that are installed.
+
+    Returns:
+        A table in Markdown, with all methods that were not tried and the reasons.
+    """
+    task, variant = runner.task, next(iter(runner.task.variants))
+
+    def specs_of(name: str, count: int) -> list[RunSpec]:
+        stack = () if name == "plain" else ((name, arguments_of(task, name)),)
+        own = task.base.get(name, variant)
+        return [runner.spec("validation", own, task.steps, stack=stack, seed=seed) for seed in range(count)]
+
+    names = list(METHODS if methods is None else methods)
+    against = {name: reason for name in names if (reason := reason_against(task, [name])) is not None}
+    elsewhere = [name for name in names if task.base.get(name, variant) != variant]
+    against |= {name: ("not judged", f"it needs the variant {task.base[name]}") for name in elsewhere}
+    usable = [name for name in names if name not in against]
+    first = runner.results(specs_of("plain", 1), f"{task.name}: first run")[0]
+    if first.status != "finished":
+        raise RuntimeError(
+            f"Plain training of {task.name} {first.status}: {first.message or 'its metric is not finite'}."
+        )
+    count = int((minutes * 60 * runner.workers / first.seconds - _QUICK_CONTROLS) / _QUICK_SEEDS)
+    against |= dict.fromkeys(usable[max(0, count) :], ("not judged", f"no time was left in {minutes:g} minutes"))
+    groups = {"plain": specs_of("plain", _QUICK_CONTROLS)}
+    groups |= {name: specs_of(name, _QUICK_SEEDS) for name in usable[: max(0, count)]}
+    runner.results([spec for group in groups.values() for spec in group], f"{task.name}: rough answer")
+    results = {name: runner.results(group, name) for name, group in groups.items()}
+    scores = {name: {each.spec.seed: each.score() for each in group} for name, group in results.items()}
+    for name, group in results.items():
+        message = next((each.message for each in group if each.message), "")
+        if message or not all(map(math.isfinite, scores[name].values())):
+            against[name] = ("not applicable" if message else "loss", message or "some runs diverged")
+            del scores[name]
+    control, seconds = scores.pop("plain"), {name: _median(group) for name, group in results.items()}
+    found = compare(control, scores, higher_is_better=task.metric.higher_is_better)
+    rows = [
+        (
+            name,
+            " ".join(show_effect(vars(each), task.metric)),
+            f"{each.p_corrected:.2g}",
+            f"{seconds[name] / seconds['plain']:.2f}",
+        )
+        for name, each in sorted(found.items(), key=lambda pair: -pair[1].effect)
+    ]
+    head = ("method", "effect, 95 % interval", "p, corrected", "time")
+    missing = "".join(f"- {name}: {word}, {why}\n" for name, (word, why) in against.items())
+    return (
+        f"Rough, for {task.name}: nothing was tuned or confirmed, {_QUICK_SEEDS} runs against {_QUICK_CONTROLS} of "
+        f"plain ({variant}) on the validation part. Measure what looks good.\n\n{markdown(head, rows)}\n"
+        f"Not tried:\n\n{missing}"
+    )
+
+
+def _median(results: Sequence[RunResult]) -> float:
+    return statistics.median(each.train_seconds for each in results)
+
+
 def _schedule(study: Study, methods: Sequence[str], hours: float, plan: Plan | None) -> Schedule:
     """Return the schedule of an earlier call of the same command, or make one from the time of the first run."""
     runner = study.runner
@@ -134,7 +206,8 @@ def _schedule(study: Study, methods: Sequence[str], hours: float, plan: Plan | N
         values = json.loads(path.read_text(encoding="utf-8"))
         return Schedule(**{**values, "plan": Plan(**values["plan"])})
     if plan is not None:
-        schedule = Schedule(plan, list(methods), [], hours)
+        fixed, each = _costs(runner.task, plan, runner.workers)
+        schedule = Schedule(plan, list(methods), [], hours, (fixed + each * len(methods)) / (1 - _RESERVE))
     else:
         seconds = study.first_run().seconds
         schedule = make_schedule(runner.task, methods, seconds, runner.workers, hours)

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from composer.evidence.auto import run_all, write_recipe
+from composer.evidence.auto import run_all, run_quick, write_recipe
 from composer.evidence.ledger import PUBLISHED, Ledger, merge
 from composer.evidence.methods import METHODS, class_of, reason_against
 from composer.evidence.page import explain, table, write_page
@@ -96,10 +96,12 @@ def _parser() -> argparse.ArgumentParser:
             command.add_argument(
                 "--hours",
                 type=float,
-                required=True,
                 help="time of all tasks and sittings together; no limit if numbers are given",
             )
             command.add_argument("--methods", nargs="+", help="methods to try (default: all that apply)")
+            command.add_argument(
+                "--quick", action="store_true", help="a rough answer in about five minutes, without tuning"
+            )
         unused = {"tune": set(_NUMBERS) - {"num_tuning_seeds"}, "measure": {"num_stack_seeds"}}.get(name, set())
         _add_places(command)
         command.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
@@ -208,6 +210,12 @@ def _stack(chosen: argparse.Namespace) -> None:
 
 
 def _run(chosen: argparse.Namespace) -> None:
+    if chosen.quick:
+        for task in chosen.tasks:
+            print(run_quick(_study(chosen, task).runner, methods=chosen.methods))
+        return
+    if chosen.hours is None:
+        raise ValueError("`--hours` must be given, the time for all tasks, or `--quick` for a rough answer.")
     plan = _plan(chosen) if _given(chosen) else None
     hours = chosen.hours / len(chosen.tasks)
     for task in chosen.tasks:
@@ -230,6 +238,8 @@ def _replay(chosen: argparse.Namespace) -> None:
     print(explain(study.ledger, found))
     same = "all scores are the same" if found["identical"] else "scores differ"
     print(f"the intervals {'overlap' if found['overlaps'] else 'DO NOT overlap'}; {same}")
+    for difference in found["elsewhere"]:
+        print(f"  differs: {difference}")
     if not found["overlaps"]:
         sys.exit(1)
 

@@ -44,7 +44,7 @@ class Method:
 TEACHER = "plain, 4 times the steps"
 """The value of an argument that takes a trained network: that of plain, trained for four times the full budget."""
 
-_UNIT = {"high": 1.0}
+_UNIT = {"high": 0.95}
 _ALL = (
     Method("Muon", grid={"momentum": Grid((0.9, 0.95), high=0.999)}),
     Method("Alibi", kind="tokens"),
@@ -52,7 +52,7 @@ _ALL = (
     Method(
         "EMA",
         {"half_life": "50ba", "update_interval": "5ba"},
-        {"half_life": Grid(("20ba", "50ba", "150ba"))},
+        {"half_life": Grid(("20ba", "50ba", "150ba", "400ba"))},
         averages=True,
     ),
     # The harness recalibrates batch norm, since the loader of a task cannot be iterated again during training.
@@ -63,7 +63,7 @@ _ALL = (
     Method(
         "ScheduleFree",
         {"recalibration_batches": 0},  # for the same reason as LAWA's
-        {"warmup": Grid(("10ba", "30ba", "60ba"))},
+        {"warmup": Grid(("30ba", "100ba", "300ba"))},
         schedules=True,
     ),
     Method(

@@ -12,26 +12,20 @@ import numpy as np
 from composer.evidence.charts import costs, curves, effects, inline
 from composer.evidence.ledger import Ledger
 from composer.evidence.run import RunResult
+from composer.evidence.verdicts import verdicts
 from composer.recipes import Metric
 from composer.report.spi import Html, el, static_page
 
-_HEAD = ("method", "verdict", "effect, 95 % interval", "at equal time", "step time", "memory", "n")
+_HEAD = ("method", "verdict", "effect, 95 % interval", "at equal time", "step time", "inference", "memory", "n")
 
 
-def verdicts(ledgers: Iterable[Ledger]) -> dict[tuple[str, str], list[dict[str, Any]]]:
-    """Return the entries that are shown, by task and hash: the last one about each method, the best first.
-
-    A confirmation replaces its measurement.
+def ranked(ledgers: Iterable[Ledger]) -> dict[tuple[str, str], list[dict[str, Any]]]:
+    """Return the entries that count, by task and hash, the best first.
 
     Args:
         ledgers: The ledgers.
     """
-    found: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
-    for ledger in ledgers:
-        for entry in ledger.entries():
-            if entry["about"] in ("measurement", "confirmation"):
-                found.setdefault((entry["task"], entry["task_hash"]), {})[entry["method"]] = entry
-    return {key: sorted(rows.values(), key=_order) for key, rows in found.items()}
+    return {key: sorted(entries.values(), key=_order) for key, entries in verdicts(ledgers).items()}
 
 
 def table(ledgers: Iterable[Ledger]) -> str:
@@ -41,16 +35,16 @@ def table(ledgers: Iterable[Ledger]) -> str:
         ledgers: The ledgers.
     """
     parts = []
-    for (task, hash_), entries in verdicts(ledgers).items():
+    for (task, hash_), entries in ranked(ledgers).items():
         rows = markdown(_HEAD, [cells(entry) for entry in entries])
         parts.append(f"**{task}** ({hash_}). {conditions(entries)}\n\n{rows}")
     return "\n".join(parts).rstrip() or "The ledger has no measurements."
 
 
-def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     """Return a table in Markdown."""
-    lines = [f"| {' | '.join(row)} |\n" for row in (head, *rows)]
-    return "".join([lines[0], f"|{'---|' * len(head)}\n", *lines[1:]])
+    texts = [f"| {' | '.join(line)} |\n" for line in (head, *lines)]
+    return "".join([texts[0], f"|{'---|' * len(head)}\n", *texts[1:]])
 
 
 def explain(ledger: Ledger, entry: dict[str, Any]) -> str:
@@ -67,6 +61,9 @@ def explain(ledger: Ledger, entry: dict[str, Any]) -> str:
         f"  on: {entry['hardware']}, {entry['threads']} thread, {entry['precision']}, "
         f"torch {entry['versions']['torch']}, source {entry['source']}"
     )
+    counted = verdicts([ledger]).get((entry["task"], entry["task_hash"]), {}).get(entry.get("method"), {})
+    if counted.get("id") == entry["id"]:
+        entry = counted
     metric, comparison = Metric(**entry["metric"]), entry.get("comparison")
     if "verdict" in entry:
         lines.append(f"  verdict: {_verdict(entry, _why(entry, metric))}")
@@ -78,10 +75,13 @@ def explain(ledger: Ledger, entry: dict[str, Any]) -> str:
             f"part)",
             f"  n: {comparison['n']} runs (sd {metric.show(comparison['sd'])}) against {comparison['n_control']} of "
             f"plain (sd {metric.show(comparison['sd_control'])})",
-            f"  p: {comparison['p']:.3g} by {test}, {comparison['p_corrected']:.3g} with Holm's correction for the "
-            f"family {', '.join(entry['family'])}",
-            f"  smallest visible effect: {metric.show(comparison['smallest_visible'])}, at a power of 0.8",
+            f"  p: {comparison['p']:.3g} by {test}",
         ]
+        if comparison is counted.get("comparison"):
+            lines += [
+                f"  p: {comparison['p_corrected']:.3g} with Holm's correction for {comparison['family']} comparisons",
+                f"  smallest visible effect: {metric.show(comparison['smallest_visible'])}, at a power of 0.8",
+            ]
     if "plain" in entry:
         plain = entry["plain"]
         lines.append(f"  plain: {plain['variant']}, {plain['steps']} steps, {_settings(plain['settings'])}")
@@ -106,7 +106,7 @@ def write_page(ledgers: Sequence[Ledger], output: Path) -> Path:
     Returns:
         Its path.
     """
-    groups = verdicts(ledgers)
+    groups = ranked(ledgers)
     links = [el("a", task, href=f"#{task}-{hash_}") for task, hash_ in groups]
     body = [
         el("p", "composer evidence", class_="kind"),
@@ -126,7 +126,7 @@ def write_page(ledgers: Sequence[Ledger], output: Path) -> Path:
 def _task_section(ledgers: Sequence[Ledger], task: str, hash_: str, entries: Sequence[dict[str, Any]]) -> Html:
     everything = [e for ledger in ledgers for e in ledger.entries(task=task) if e["task_hash"] == hash_]
     shown = [entry for entry in entries if entry.get("comparison") is not None]
-    timed = [entry for entry in shown if entry.get("step_time")]
+    timed = [entry for entry in shown if entry.get("step_time") and entry["step_time"]["ratio"] is not None]
     lines, metric = _curves(ledgers, entries), Metric(**entries[0]["metric"])
     parts: list[Html | None] = [el("h2", task), el("p", conditions(entries), class_="small")]
     for title, data, draw in (
@@ -201,8 +201,9 @@ def _searches(entries: Sequence[dict[str, Any]], metric: Metric) -> Html | None:
     rows = []
     for entry in entries:
         if entry["about"] == "tuning" and entry["score"] is not None:
-            edge = " (edge)" if entry["at_edge"] else ""
-            best = f"{_settings(entry['best'])}{edge}"
+            ends = ((entry["at_edge"], "edge of the grid"), (entry.get("at_bound"), "bound of the search"))
+            notes = [f"{', '.join(names)}: {place}" for names, place in ends if names]
+            best = " ".join([_settings(entry["best"]), *(f"({note})" for note in notes)])
             trials = f"{len(entry['trials'])} x {len(entry['seeds'])}"
             rows.append(
                 (entry["method"], entry["variant"], str(entry["steps"]), trials, best, metric.show(entry["score"]))
@@ -234,9 +235,9 @@ def cells(entry: dict[str, Any]) -> tuple[str, ...]:
     comparison, metric = entry.get("comparison"), Metric(**entry["metric"])
     word = _verdict(entry, re.sub(r"^\w+Error: | \(\w+\.py:\d+\)$", "", _why(entry, metric)))
     if comparison is None:
-        return (entry["method"], word, "", "", "", "", "")
+        return (entry["method"], word, "", "", "", "", "", "")
     effect, interval = show_effect(comparison, metric)
-    equal, times, memory = (entry.get(key) for key in ("equal_time", "step_time", "memory_ratio"))
+    equal, times = entry.get("equal_time"), entry.get("step_time")
     at_equal_time = ""
     if equal:
         at_equal_time = f"{'at most ' if equal['at_most'] else ''}{' '.join(show_effect(equal, metric))}"
@@ -245,10 +246,16 @@ def cells(entry: dict[str, Any]) -> tuple[str, ...]:
         word,
         f"{effect} {interval}",
         at_equal_time,
-        f"{times['ratio']:.2f} ({times['low']:.2f} to {times['high']:.2f})" if times else "",
-        f"{memory:.2f}" if memory else "",
+        _ratio(times) if times else "",
+        f"{times['inference']:.2f}" if times and "inference" in times else "",
+        f"{times['memory']:.2f}" if times and "memory" in times else "",
         f"{comparison['n']} / {comparison['n_control']}",
     )
+
+
+def _ratio(times: dict[str, Any]) -> str:
+    interval = f"({times['low']:.2f} to {times['high']:.2f})"
+    return f"not measured {interval}" if times["ratio"] is None else f"{times['ratio']:.2f} {interval}"
 
 
 def _verdict(entry: dict[str, Any], why: str) -> str:

@@ -8,7 +8,6 @@ import json
 import math
 import os
 import platform
-import resource
 import time
 import traceback
 import warnings
@@ -29,6 +28,7 @@ from composer.core import Algorithm, Callback, Engine, Evaluator, Event, State
 from composer.evidence.methods import make_algorithms, training_beside
 from composer.evidence.task import Part, Task, digest
 from composer.loggers import InMemoryLogger, Logger
+from composer.models import ComposerModel
 from composer.recipes.runner import trainer_of_run
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 _LABEL, _CURVE = "part", "curve"  # labels of the evaluators at the end and during the training
 _TEACHER_BUDGETS, _TEACHER_SEED = 4, 60_000  # `TEACHER` states the first
+_COMPUTING = ("numpy", "torchvision", "transformers", "pytorch-optimizer", "schedulefree")  # what changes numbers
 # Averages that do not bring statistics of batch norm with them.
 _WITHOUT_STATISTICS = frozenset({"LAWA", "SWA", "ScheduleFree"})
 
@@ -49,7 +50,7 @@ class RunSpec:
         task_hash: Its hash with its data.
         part: The part that is evaluated, once, at the end.
         variant: The variant of plain training.
-        steps: Optimizer steps.
+        steps: Optimizer steps, with the batch size of the variant.
         settings: Values that replace fields of the variant's training.
         stack: Class names and arguments of the algorithms.
         averages: Label -> class name and arguments of averages of the weights that are scored too; training is the
@@ -101,7 +102,6 @@ class RunResult:
         metrics: All metrics of the weights of the run.
         train_seconds: CPU time of the training on one thread; on a GPU wall-clock time.
         seconds: Wall-clock time of the whole run.
-        peak_bytes: Memory that the training added, at its peak.
         curve: Pairs of a step and the metric on the part.
         message: The error, or the warning that an algorithm changed nothing or is not intended for this use.
         environment: Versions, hardware and hash of the source.
@@ -113,7 +113,6 @@ class RunResult:
     metrics: Mapping[str, float | None] = field(default_factory=dict)
     train_seconds: float = 0.0
     seconds: float = 0.0
-    peak_bytes: int = 0
     curve: Sequence[tuple[int, float]] = ()
     message: str = ""
     environment: Mapping[str, Any] = field(default_factory=dict)
@@ -229,18 +228,14 @@ def _train(task: Task, data: Any, spec: RunSpec, folder: Path | None) -> RunResu
         others |= {"eval_label": _CURVE, "eval_interval": f"{max(1, spec.steps // spec.num_curve)}ba"}
     algorithms = make_algorithms(spec.stack, partial(_teach, task, data, spec, folder))
     with make_trainer(task, data, spec, algorithms, **others) as (trainer, train, evaluated):
-        if spec.device != "cpu":
-            torch.cuda.reset_peak_memory_stats()  # the peak is now the memory in use
-        idle_bytes = _peak(spec.device)
         begin = _clock(spec.device)
         trainer.fit()
         train_seconds = _clock(spec.device) - begin
-        peak = max(0, _peak(spec.device) - idle_bytes)
         scores, metrics = _evaluate(trainer, task, spec, evaluated, train, sides)
     logged = memory.data.get(f"metrics/{_CURVE}/{task.metric.key}", [])
     points = [(int(at.batch), float(value)) for at, value in logged]
     finite = all(value is not None for value in scores.values())
-    return RunResult(spec, "finished" if finite else "diverged", scores, metrics, train_seconds, 0.0, peak, points)
+    return RunResult(spec, "finished" if finite else "diverged", scores, metrics, train_seconds, 0.0, points)
 
 
 def make_trainer(
@@ -255,15 +250,27 @@ def make_trainer(
         algorithms: The algorithms of the run.
         **others: More arguments of the Trainer.
     """
-    variant = task.variants[spec.variant]
+    variant: Any = task.variants[spec.variant]
     training: Any = variant.training
     if spec.settings:
         training = replace(training, **spec.settings)
+    batches, num_batches = {}, spec.steps
+    if hasattr(training, "batch_size"):
+        batches = {"batch_size": training.batch_size}
+        num_batches = max(1, round(spec.steps * variant.training.batch_size / training.batch_size))
+    others["callbacks"] = [*others.pop("callbacks", []), *getattr(training, "callbacks", list)()]
+
+    def network() -> ComposerModel:
+        model = variant.model(data)
+        if hasattr(training, "prepare"):
+            training.prepare(model)
+        return model
+
     return trainer_of_run(
-        partial(variant.model, data),
-        partial(data.loaders, spec.part, spec.seed),
+        network,
+        partial(data.loaders, spec.part, spec.seed, **batches),
         training_beside(spec.stack, training),
-        num_batches=spec.steps,
+        num_batches=num_batches,
         seed=spec.seed,
         device=spec.device,
         algorithms=algorithms,
@@ -379,9 +386,19 @@ def environment(device: str) -> Mapping[str, Any]:
     """
     hardware = _processor() if device == "cpu" else torch.cuda.get_device_name()
     installed = {distribution.name: distribution.version for distribution in distributions()}
-    versions = {name: version for name, version in sorted(installed.items()) if name.startswith("composer-")}
+    versions = {
+        name: version
+        for name, version in sorted(installed.items())
+        if name.startswith("composer-") or name in _COMPUTING
+    }
     versions |= {"python": platform.python_version(), "torch": torch.__version__}
-    return {"hardware": hardware, "system": platform.platform(), "versions": versions, "source": source_hash()}
+    return {
+        "hardware": hardware,
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "system": platform.platform(),
+        "versions": versions,
+        "source": source_hash(),
+    }
 
 
 @cache
@@ -412,13 +429,6 @@ def _clock(device: str) -> float:
         return time.process_time()
     torch.cuda.synchronize()
     return time.perf_counter()
-
-
-def _peak(device: str) -> int:
-    if device != "cpu":
-        return torch.cuda.max_memory_allocated()
-    scale = 1 if platform.system() == "Darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale
 
 
 def read_result(path: Path) -> RunResult | None:

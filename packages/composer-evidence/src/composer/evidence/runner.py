@@ -82,6 +82,7 @@ class Runner:
         self.workers = workers or len(self._gpus) or cores
         self.device, self.precision, self.shard, self.say = device, precision, shard, say
         self.ledger = Ledger(folder)
+        self.expected_steps = 0.0  # of all runs of a command; 0: not known
         self._known: dict[str, RunResult] = {}
         for line in self.ledger.lines("run"):
             result = RunResult.from_json(line)
@@ -147,6 +148,9 @@ class Runner:
         """Return where some finished runs were trained: versions, hardware and source of each."""
         return [self._known[run].environment for run in runs]
 
+    def _steps_so_far(self) -> int:
+        return sum(each.spec.steps for each in self._known.values() if each.spec.task_hash == self.task_hash)
+
     def _find(self, name: str) -> RunResult | None:
         if name not in self._known:
             result = read_result(self._file(name))
@@ -193,7 +197,11 @@ class Runner:
                     said = elapsed
                     left = elapsed / done * (total - done)
                     count = len(specs) - len(waiting) - len(running)
-                    self.say(f"{title}: {count}/{len(specs)} runs, {_time(elapsed)} passed, {_time(left)} left")
+                    text = f"{title}: {count}/{len(specs)} runs, {_time(elapsed)} passed, {_time(left)} left"
+                    if self.expected_steps:
+                        rest = max(total - done, self.expected_steps - self._steps_so_far())
+                        text += f"; until the end about {_time(elapsed / done * rest)}"
+                    self.say(text)
         finally:
             for process, _, _ in running.values():
                 process.terminate()

@@ -10,7 +10,6 @@ from typing import Any
 
 from composer.evidence.task import Grid
 
-_MAX_EXTENSIONS = 4  # how often one grid may be extended
 _MAX_PASSES = 4  # over all settings
 
 
@@ -33,14 +32,15 @@ class Search:
     Attributes:
         best: The best trial.
         trials: All trials, in the order in which they were made.
-        at_edge: Settings whose best value is at the edge of its grid: the grid could not be extended any further, or
-            the trials ran out.
+        at_edge: Settings whose best value is at the edge of its grid because the trials ran out.
+        at_bound: Settings whose best value is at a bound of the search: beyond it may be a better one.
         grid: The values that were tried, with extensions.
     """
 
     best: Trial
     trials: Sequence[Trial]
     at_edge: Sequence[str]
+    at_bound: Sequence[str]
     grid: Mapping[str, Sequence[Any]]
 
 
@@ -57,8 +57,8 @@ def search(
     All values of a setting are tried with the best values of the others so far, then the next setting follows. With
     several settings, this repeats with the neighbors of each best value, up to three times, until the best point stays:
     the best learning rate for a short warmup may not be the best for a long one. While the best value of a numeric grid
-    with two or more values is at an edge, the grid is extended there, up to four times, except beyond its bounds. A
-    grid lets other steps reuse the trials, and readers of the ledger follow the search.
+    with two or more values is at an edge, the grid is extended there, up to its bound. A grid lets other steps reuse
+    the trials, and readers of the ledger follow the search.
 
     Args:
         grid: The values by setting, in the order of the search.
@@ -99,29 +99,30 @@ def search(
         name: replace(values, values=sorted({*values.values, start[name]})) if values.is_numeric else values
         for name, values in grid.items()
     }
-    current, extensions = dict(start), dict.fromkeys(grid, 0)
+    current = dict(start)
     try_all([current])
     for index in range(_MAX_PASSES):
         before = current
         for name in grid:
             values = grids[name].values if index == 0 else _beside(grids[name], current[name])
             try_all([{**current, name: value} for value in values])
-            while extensions[name] < _MAX_EXTENSIONS:
-                further = _further(grids[name], best().point[name])
-                if further is None:
-                    break
+            while (further := _further(grids[name], best().point[name])) is not None:
                 count = len(trials)
                 try_all([{**current, name: further}])
                 if len(trials) == count:  # no trials left
                     break
-                extensions[name] += 1
                 grids[name] = replace(grids[name], values=sorted((*grids[name].values, further)))
             current = dict(best().point)
         if current == before or len(grid) == 1:
             break
-    at_edge = [name for name, values in grids.items() if _further(values, current[name]) is not None]
+    at_edge = tuple(name for name, values in grids.items() if _further(values, current[name]) is not None)
+    at_bound = tuple(
+        name
+        for name, values in grids.items()
+        if values.is_numeric and len(values.values) > 1 and current[name] in values.bounds
+    )
     tried = {name: tuple(values.values) for name, values in grids.items()}
-    return Search(best(), tuple(trials.values()), tuple(at_edge), tried)
+    return Search(best(), tuple(trials.values()), at_edge, at_bound, tried)
 
 
 def _beside(grid: Grid, value: Any) -> Sequence[Any]:

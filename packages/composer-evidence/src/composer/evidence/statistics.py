@@ -5,21 +5,24 @@ Effects are signed so that more is better: for a loss, the control minus the met
 
 from __future__ import annotations
 
+import itertools
 import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from scipy import special, stats
 
+T = TypeVar("T")
+
 ALPHA = 0.05
-"""Probability of at least one false verdict among all methods that are compared with one control."""
+"""Probability of at least one false verdict in a family of comparisons."""
 POWER = 0.8
 """Probability with which an effect of the smallest visible size is found."""
 
-_RESAMPLES = 4000
+_POINTS = 50  # between two rungs of a ladder, where its crossing is looked for
 
 
 @dataclass(frozen=True)
@@ -31,28 +34,41 @@ class Comparison:
         low: Lower end of its 95 % interval, for this comparison alone.
         high: Upper end.
         p: Two-sided p-value, for this comparison alone.
-        p_corrected: The p-value with Holm's correction for all methods of the family.
-        smallest_visible: The smallest effect that is found with `POWER`, corrected for the family.
+        freedom: The degrees of freedom.
         sd: Standard deviation of the method.
         sd_control: Standard deviation of the control.
         n: Number of runs of the method.
         n_control: Number of runs of the control.
         test: "welch" for independent runs, "paired" for scores of the same runs.
         correlation: Correlation of pairs of equal seeds; NaN without pairs.
+        p_corrected: The p-value with Holm's correction for the family; NaN before it is corrected.
+        family: The number of comparisons in the family.
     """
 
     effect: float
     low: float
     high: float
     p: float
-    p_corrected: float
-    smallest_visible: float
+    freedom: float
     sd: float
     sd_control: float
     n: int
     n_control: int
     test: Literal["welch", "paired"]
     correlation: float
+    p_corrected: float = math.nan
+    family: int = 1
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what does not depend on the rest of the family, with None in place of NaN."""
+        values = {key: value for key, value in vars(self).items() if key not in ("p_corrected", "family")}
+        return {key: None if value != value else value for key, value in values.items()}
+
+    @property
+    def smallest_visible(self) -> float:
+        """The smallest effect that is found with `POWER`, where the correction for the family is strictest."""
+        t = special.stdtrit(self.freedom, np.array([1 - ALPHA / 2, 1 - ALPHA / self.family / 2, POWER]))
+        return float((self.high - self.low) / 2 / t[0] * (t[1] + t[2]))
 
 
 @dataclass(frozen=True)
@@ -104,22 +120,26 @@ def compare(
         involved", 1947. Holm, "A simple sequentially rejective multiple test procedure", 1979.
     Differs: none.
     """
-    for name, scores in {"the control": control, **methods}.items():
-        if len(scores) < 2 or not all(map(math.isfinite, scores.values())):
-            raise ValueError(
-                f"`methods` must have two or more finite scores each, got {list(scores.values())} of {name}."
-            )
-    sign = 1.0 if higher_is_better else -1.0
-    found = {}
-    for name, scores in methods.items():
-        found[name] = _compare_one(control, scores, sign, len(methods), paired=name in same_runs)
-    corrected = holm({name: result.p for name, result in found.items()})
-    return {name: replace(result, p_corrected=corrected[name]) for name, result in found.items()}
+    return correct(
+        {
+            name: compare_one(control, scores, higher_is_better=higher_is_better, paired=name in same_runs)
+            for name, scores in methods.items()
+        }
+    )
 
 
-def _compare_one(
-    control: Mapping[int, float], method: Mapping[int, float], sign: float, family: int, *, paired: bool
+def compare_one(
+    control: Mapping[int, float], method: Mapping[int, float], *, higher_is_better: bool, paired: bool
 ) -> Comparison:
+    """Return one comparison, not corrected; see `compare`.
+
+    Raises:
+        ValueError: A sample has fewer than two scores, or a score is not finite.
+    """
+    for name, scores in {"the control": control, "the method": method}.items():
+        if len(scores) < 2 or not all(map(math.isfinite, scores.values())):
+            raise ValueError(f"Two or more finite scores are needed, got {list(scores.values())} of {name}.")
+    sign = 1.0 if higher_is_better else -1.0
     seeds = sorted(set(control) & set(method))
     if paired and len(seeds) < 2:
         raise ValueError(f"Scores of the same runs must have two or more common seeds, got {len(seeds)}.")
@@ -135,17 +155,14 @@ def _compare_one(
     effect = float(a.mean() - b.mean())
     if math.isfinite(test.statistic):
         low, high, p, freedom = map(float, (interval.low, interval.high, test.pvalue, test.df))
-        error = (high - low) / 2 / float(special.stdtrit(freedom, 1 - ALPHA / 2))
-        visible = _visible(freedom, family) * error
     else:  # constant scores: equal, or different without doubt
-        low, high, p, visible = effect, effect, 1.0 if effect == 0 else 0.0, 0.0
+        low, high, p, freedom = effect, effect, 1.0 if effect == 0 else 0.0, 1.0
     return Comparison(
         effect=effect,
         low=low,
         high=high,
         p=p,
-        p_corrected=p,
-        smallest_visible=visible,
+        freedom=freedom,
         sd=float(np.std(list(method.values()), ddof=1)),
         sd_control=float(np.std(list(control.values()), ddof=1)),
         n=len(method),
@@ -155,12 +172,14 @@ def _compare_one(
     )
 
 
-def _visible(freedom: float, family: int) -> float:
-    """Return the smallest visible effect in standard errors, where the correction for the family is strictest."""
-    return float(special.stdtrit(freedom, 1 - ALPHA / family / 2) + special.stdtrit(freedom, POWER))
+def correct(comparisons: Mapping[T, Comparison]) -> dict[T, Comparison]:
+    """Return comparisons with Holm's correction, as one family."""
+    corrected = holm({key: each.p for key, each in comparisons.items()})
+    count = len(comparisons)
+    return {key: replace(each, p_corrected=corrected[key], family=count) for key, each in comparisons.items()}
 
 
-def holm(p_values: Mapping[str, float]) -> dict[str, float]:
+def holm(p_values: Mapping[T, float]) -> dict[T, float]:
     """Return p-values with Holm's correction.
 
     Example:
@@ -214,12 +233,6 @@ class Rung:
         """The mean score."""
         return float(np.mean(list(self.scores.values())))
 
-    @property
-    def error(self) -> float:
-        """The standard error of the mean; 0 for one run."""
-        values = list(self.scores.values())
-        return float(np.std(values, ddof=1) / math.sqrt(len(values))) if len(values) > 1 else 0.0
-
 
 @dataclass(frozen=True)
 class Crossing:
@@ -227,8 +240,8 @@ class Crossing:
 
     Attributes:
         ratio: The time; None if no rung reaches the target.
-        low: Lower end of its 95 % interval; None if the resampled ladders mostly do not reach the target.
-        high: Upper end; None if more than 2.5 % of the resampled ladders do not reach it.
+        low: Lower end of its 95 % interval; None if even the upper end of the ladder's interval stays below the target.
+        high: Upper end; None if the lower end of the ladder's interval stays below the target.
         at_most: True if the shortest rung is already there, so that `ratio` is only an upper bound.
     """
 
@@ -265,74 +278,82 @@ def at_equal_time(
         higher_is_better: True for accuracies, False for losses.
 
     Returns:
-        The effect, both ends of its 95 % interval (normal approximation), and True if plain has no rung as long as
-        `time`: then the effect is only an upper bound.
+        The effect, both ends of its 95 % interval, and True if plain has no rung as long as `time`: then the effect is
+        only an upper bound.
     """
-    sign = 1.0 if higher_is_better else -1.0
     rungs = sorted(ladder, key=lambda rung: rung.time)
-    own = Rung(time, method)
-    later = [i for i, rung in enumerate(rungs) if rung.time >= time * (1 - 1e-9)]
-    if not later:
-        mean, error, bound = rungs[-1].mean, rungs[-1].error, True
-    elif later[0] == 0:
-        mean, error, bound = rungs[0].mean, rungs[0].error, False
-    else:
-        before, after = rungs[later[0] - 1], rungs[later[0]]
-        part = math.log(time / before.time) / math.log(after.time / before.time)
-        mean = (1 - part) * before.mean + part * after.mean
-        error, bound = math.hypot((1 - part) * before.error, part * after.error), False
-    effect = sign * (own.mean - mean)
-    half = float(special.ndtri(1 - ALPHA / 2)) * math.hypot(own.error, error)
-    return effect, effect - half, effect + half, bound
+    effect, half = map(float, _contrast([(1.0, method), *((-weight, scores) for weight, scores in _at(rungs, time))]))
+    sign = 1.0 if higher_is_better else -1.0
+    return sign * effect, sign * effect - half, sign * effect + half, time > rungs[-1].time * (1 + 1e-9)
 
 
-def time_to_target(
-    ladder: Sequence[Rung], plain: Mapping[int, float], *, higher_is_better: bool, seed: int = 0
-) -> Crossing:
+def time_to_target(ladder: Sequence[Rung], plain: Mapping[int, float], *, higher_is_better: bool) -> Crossing:
     """Return the time at which a ladder of complete runs reaches the mean of plain at its full budget.
 
     The ladder is the means of its rungs, interpolated in the logarithm of time; it counts from where it stays above
-    the target. The interval resamples the runs of each rung and of plain.
+    the target. The ends of the interval are where the ends of the ladder's own interval do so: it holds the times at
+    which the difference from the target is not significant.
 
     Args:
         ladder: Rungs of a method, or of plain with other seeds.
         plain: Seed -> score of plain at its full budget.
         higher_is_better: True for accuracies, False for losses.
-        seed: Seed of the resampling.
 
     Example:
         >>> rungs = [Rung(0.5, {0: 0.8, 1: 0.8}), Rung(1.0, {0: 1.0, 1: 1.0})]
         >>> round(time_to_target(rungs, {0: 0.9, 1: 0.9}, higher_is_better=True).ratio, 3)
         0.707
+
+    Source: Fieller, "Some problems in interval estimation", 1954, with Welch's degrees of freedom.
+    Differs: none.
     """
     sign = 1.0 if higher_is_better else -1.0
     rungs = sorted(ladder, key=lambda rung: rung.time)
-    logs = np.log([rung.time for rung in rungs])
-    samples = [sign * np.array(list(rung.scores.values())) for rung in rungs]
-    target = sign * np.array(list(plain.values()))
-    ratio = _cross(logs, np.array([values.mean() for values in samples])[None], target.mean(keepdims=True))[0]
-    generator = np.random.default_rng(seed)
-
-    def resample(values: np.ndarray) -> np.ndarray:
-        draws = generator.integers(0, len(values), (_RESAMPLES, len(values)))
-        means: np.ndarray = values[draws].mean(axis=1)
-        return means
-
-    drawn = _cross(logs, np.stack([resample(values) for values in samples], axis=1), resample(target))
-    low, high = np.quantile(drawn, [ALPHA / 2, 1 - ALPHA / 2], method="higher")
-    ends = [float(end) if math.isfinite(end) else None for end in (low, high)]
-    if not math.isfinite(ratio):
-        return Crossing(None, ends[0], None)
-    return Crossing(float(ratio), ends[0], ends[1], at_most=bool(np.isclose(ratio, rungs[0].time)))
+    part = np.linspace(0.0, 1.0, _POINTS)
+    logs, curves = [], []
+    for before, after in itertools.pairwise(rungs):
+        logs.append((1 - part) * math.log(before.time) + part * math.log(after.time))
+        curves.append(_contrast([(-1.0, plain), (1 - part, before.scores), (part, after.scores)]))
+    middle, half = np.concatenate(curves, axis=1)
+    times = np.exp(np.concatenate(logs))
+    ratio, low, high = (_cross(times, curve) for curve in (sign * middle, sign * middle + half, sign * middle - half))
+    return Crossing(ratio, low, high, at_most=ratio is not None and math.isclose(ratio, rungs[0].time))
 
 
-def _cross(logs: np.ndarray, means: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """Return, for each row of means, the time from which on it stays at or above its target; infinity for never."""
-    below = means < targets[:, None]
-    last = means.shape[1] - 1 - np.argmax(below[:, ::-1], axis=1)  # the last rung below the target
-    rows, after = np.arange(len(means)), np.minimum(last + 1, means.shape[1] - 1)
-    rise = means[rows, after] - means[rows, last]
-    part = (targets - means[rows, last]) / np.where(rise > 0, rise, 1.0)
-    times: np.ndarray = np.exp(logs[last] + part * (logs[after] - logs[last]))
-    times = np.where(below.any(axis=1), times, math.exp(logs[0]))
-    return np.where(below[:, -1], np.inf, times)
+def _at(rungs: Sequence[Rung], time: float) -> list[tuple[float, Mapping[int, float]]]:
+    """Return weights and scores whose mean is that of a ladder at a time; beyond its ends it is that of the end."""
+    later = next((i for i, rung in enumerate(rungs) if rung.time >= time * (1 - 1e-9)), None)
+    if later is None or later == 0:
+        return [(1.0, rungs[-1 if later is None else 0].scores)]
+    before, after = rungs[later - 1], rungs[later]
+    part = math.log(time / before.time) / math.log(after.time / before.time)
+    return [(1 - part, before.scores), (part, after.scores)]
+
+
+def _contrast(parts: Sequence[tuple[Any, Mapping[int, float]]]) -> np.ndarray:
+    """Return a weighted sum of means of independent samples, and half of its 95 % interval by Welch's approximation.
+
+    Args:
+        parts: A weight, or an array of weights for as many sums, and the scores of each sample.
+    """
+    mean, variance, spread = 0.0, 0.0, 0.0
+    for weight, scores in parts:
+        values = np.array(list(scores.values()))
+        own = weight**2 * (values.var(ddof=1) / len(values) if len(values) > 1 else 0.0)
+        mean, variance = mean + weight * values.mean(), variance + own
+        spread = spread + own**2 / max(1, len(values) - 1)
+    freedom = np.where(spread > 0, variance**2 / np.where(spread > 0, spread, 1.0), 1.0)
+    half = special.stdtrit(freedom, 1 - ALPHA / 2) * np.sqrt(variance)
+    return np.stack([mean + 0 * half, half])
+
+
+def _cross(times: np.ndarray, above: np.ndarray) -> float | None:
+    """Return the time from which on a curve stays at or above 0; None for never."""
+    below = np.flatnonzero(above < 0)
+    if not len(below):
+        return float(times[0])
+    last = below[-1]
+    if last == len(above) - 1:
+        return None
+    part = -above[last] / (above[last + 1] - above[last])
+    return float(times[last] * (times[last + 1] / times[last]) ** part)

@@ -1,12 +1,12 @@
-"""The ratio of step times: plain and method alternate in one process, for whole runs."""
+"""The cost of a method: times of whole runs that alternate with plain in one process, an evaluation, and memory."""
 
 from __future__ import annotations
 
 import json
 import threading
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,79 +15,105 @@ from typing import Any
 import numpy as np
 import torch
 
-from composer.core import Callback, State
+from composer.core import Callback, Evaluator, State
 from composer.evidence.methods import make_algorithms
 from composer.evidence.run import RunSpec, hold_machine, make_trainer, write_atomically
 from composer.evidence.task import Task, load_task
 from composer.loggers import Logger
 
+_WIDEST = 1.1  # the largest factor between a ratio and an end of its interval
+_COUNTED_STEPS = 3  # in which memory is counted
+
 
 @dataclass(frozen=True)
 class StepTime:
-    """Time of a method's run, divided by that of plain's with as many steps.
+    """Cost of a method, as ratios to plain, which runs twice: the two runs of plain say how much ratios vary here.
 
     Attributes:
-        ratio: The ratio of the sums over all parts of the runs, each the median of the repeats.
-        low: The smallest ratio of a repeat, or `ratio` if that is smaller.
-        high: The largest, or `ratio` if that is larger.
+        ratio: The ratio of the times of whole runs with as many steps, by the CPU's clock (on a GPU by the wall clock).
+            None: not measured, since the interval is too wide.
+        low: Lower end of its interval, as wide as plain's ratio to itself and as the repeats.
+        high: Upper end.
+        wall_ratio: The ratio by the wall clock.
+        against_itself: The range of the ratios of plain to plain.
+        inference: The ratio of the times of an evaluation.
+        memory: The ratio of the bytes of weights, gradients, states of optimizers and algorithms, and activations that
+            are kept for the backward pass.
         seconds: Time of plain's run.
         repeats: Number of repeats.
     """
 
-    ratio: float
+    ratio: float | None
     low: float
     high: float
+    wall_ratio: float
+    against_itself: tuple[float, float]
+    inference: float
+    memory: float
     seconds: float
     repeats: int
 
 
-class _RoundRobinTimer(Callback):
-    """Alternate between the runs of several threads every few batches, and measure the time of each turn."""
+def acts_in_training(stack: Sequence[tuple[str, Mapping[str, Any]]]) -> bool:
+    """Return False if the algorithms of a stack only act at events of evaluation and prediction."""
+    for algorithm in make_algorithms(stack):
+        if algorithm.events is None or any(not (event.is_eval or event.is_predict) for event in algorithm.events):
+            return True
+    return False
 
-    def __init__(self, index: int, turns: threading.Condition, shared: dict[str, Any], block: int) -> None:
-        self._index, self._turns, self._shared, self._block = index, turns, shared, block
-        self.times: list[float] = []
-        self._begin = 0.0
+
+class _Turns:
+    """Lets one of several threads run at a time, in turn."""
+
+    def __init__(self, count: int, first: int) -> None:
+        self._condition = threading.Condition()
+        self._waiting = [*range(first, count), *range(first)]
+
+    def wait(self, index: int) -> None:
+        with self._condition:
+            self._condition.wait_for(lambda: self._waiting[0] == index)
+
+    def pass_on(self, index: int, *, leave: bool = False) -> None:
+        with self._condition:
+            if leave:
+                self._waiting.remove(index)
+            else:
+                self._waiting.append(self._waiting.pop(0))
+            self._condition.notify_all()
+
+
+class _TurnTimer(Callback):
+    """Take turns of a few batches with the runs of other threads, and measure the time of each turn by both clocks."""
+
+    def __init__(self, index: int, turns: _Turns, block: int) -> None:
+        self._index, self._turns, self._block = index, turns, block
+        self.times: list[tuple[float, float]] = []
+        self._begin = (0.0, 0.0)
 
     def fit_start(self, state: State, logger: Logger) -> None:
         self._wait(state)
 
     def batch_end(self, state: State, logger: Logger) -> None:
         if state.timestamp.batch.value % self._block == 0:
-            self._pass_on(state)
+            self._take(state)
+            self._turns.pass_on(self._index)
             self._wait(state)
 
     def fit_end(self, state: State, logger: Logger) -> None:
         if state.timestamp.batch.value % self._block:
-            self._pass_on(state)
-        else:
-            self._leave()
+            self._take(state)
 
     def _wait(self, state: State) -> None:
-        with self._turns:
-            self._turns.wait_for(lambda: self._shared["turn"] == self._index or self._shared["done"])
-        _synchronize(state)
-        self._begin = time.perf_counter()
+        self._turns.wait(self._index)
+        self._begin = _clocks(state.device.name)
 
-    def _pass_on(self, state: State) -> None:
-        _synchronize(state)
-        self.times.append(time.perf_counter() - self._begin)
-        self._leave()
-
-    def _leave(self) -> None:
-        with self._turns:
-            self._shared["turn"] = 1 - self._index
-            self._turns.notify_all()
-
-    def finish(self) -> None:
-        """Let the other run continue without alternating: this one has ended, or failed."""
-        with self._turns:
-            self._shared["done"] = True
-            self._turns.notify_all()
+    def _take(self, state: State) -> None:
+        now = _clocks(state.device.name)
+        self.times.append((now[0] - self._begin[0], now[1] - self._begin[1]))
 
 
 def step_time(task: Task, data: Any, plain: RunSpec, method: RunSpec, *, repeats: int = 3, block: int = 10) -> StepTime:
-    """Train plain and a method in turns, and return the ratio of their times.
+    """Train plain, plain again and a method in turns, and return the ratio of their times.
 
     Whole runs are measured, because some methods change the cost of a step over time. Start nothing else meanwhile.
 
@@ -96,55 +122,128 @@ def step_time(task: Task, data: Any, plain: RunSpec, method: RunSpec, *, repeats
         data: Its loaded data.
         plain: A run of plain.
         method: A run of the method with as many steps.
-        repeats: Number of pairs of runs.
+        repeats: Number of rounds.
         block: Steps per turn.
 
     Raises:
         RuntimeError: A run failed.
     """
-    times = [_interleave(task, data, (plain, method), block, seed) for seed in range(repeats)]
-    slow = np.median([pair[1] for pair in times], axis=0).sum()
-    base = np.median([pair[0] for pair in times], axis=0).sum()
-    # The ratio of medians may lie outside the range of the repeats, if something disturbs one part of each.
-    ratio = float(slow / base)
-    ratios = [ratio, *(float(pair[1].sum() / pair[0].sum()) for pair in times)]
-    return StepTime(ratio, min(ratios), max(ratios), float(base), repeats)
+    rounds = [_interleave(task, data, (plain, plain, method), block, seed) for seed in range(repeats)]
+    # Of each turn the median of the rounds, summed over turns: shape (runs, clocks).
+    first, second, own = np.median([times for times, _ in rounds], axis=0).sum(axis=1)
+    base = (first + second) / 2
+    ratio, wall_ratio = (own / base).tolist()
+    sums = np.stack([times.sum(axis=1)[:, 0] for times, _ in rounds])  # shape (rounds, runs)
+    itself = sums[:, 1] / sums[:, 0]
+    each = 2 * sums[:, 2] / (sums[:, 0] + sums[:, 1])
+    width = float(np.exp(np.abs(np.log(np.concatenate([itself, each / ratio]))).max()))
+    evaluated = np.median([seconds for _, seconds in rounds], axis=0)
+    return StepTime(
+        ratio=ratio if width <= _WIDEST else None,
+        low=ratio / width,
+        high=ratio * width,
+        wall_ratio=wall_ratio,
+        against_itself=(float(itself.min()), float(itself.max())),
+        inference=float(2 * evaluated[2] / (evaluated[0] + evaluated[1])),
+        memory=_training_bytes(task, data, method) / _training_bytes(task, data, plain),
+        seconds=float(base[0]),
+        repeats=repeats,
+    )
 
 
 def _interleave(
     task: Task, data: Any, specs: Sequence[RunSpec], block: int, seed: int
-) -> tuple[np.ndarray, np.ndarray]:
-    condition, shared = threading.Condition(), {"turn": seed % 2, "done": False}
-    turns = [_RoundRobinTimer(index, condition, shared, block) for index in range(2)]
+) -> tuple[np.ndarray, Sequence[float]]:
+    """Train runs in turns; return the times of their turns, shape (runs, turns, clocks), and of an evaluation each."""
+    turns = _Turns(len(specs), seed % len(specs))
+    timers = [_TurnTimer(index, turns, block) for index in range(len(specs))]
     problems: list[BaseException] = []
 
-    def fit(trainer: Any, own: _RoundRobinTimer) -> None:
+    def fit(trainer: Any, index: int) -> None:
         try:
             trainer.fit()
         except Exception as error:  # noqa: BLE001 -- raised below, by the thread that waits
             problems.append(error)
         finally:
-            own.finish()
+            turns.pass_on(index, leave=True)
 
     with ExitStack() as stack:
-        threads = []
-        for spec, own in zip(specs, turns, strict=True):
-            # An untrained teacher takes the same time.
-            algorithms = make_algorithms(spec.stack, partial(task.variants[spec.variant].model, data))
-            run = make_trainer(task, data, replace(spec, seed=seed), algorithms, callbacks=[own])
-            threads.append(threading.Thread(target=fit, args=(stack.enter_context(run)[0], own)))
+        runs = [
+            stack.enter_context(_run_of(task, data, replace(spec, seed=seed), timer))
+            for spec, timer in zip(specs, timers, strict=True)
+        ]
+        threads = [threading.Thread(target=fit, args=(run[0], index)) for index, run in enumerate(runs)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-    if problems:
-        raise RuntimeError(f"A run whose time is measured failed: {problems[0]}") from problems[0]
-    return np.array(turns[0].times), np.array(turns[1].times)
+        if problems:
+            raise RuntimeError(f"A run whose time is measured failed: {problems[0]}") from problems[0]
+        seconds = []
+        for (trainer, _, evaluated), spec in zip(runs, specs, strict=True):
+            evaluator = Evaluator(label="time", dataloader=evaluated)
+            trainer.eval(eval_dataloader=evaluator, subset_num_batches=1)  # the first batch loads libraries
+            begin = _clocks(spec.device)
+            trainer.eval(eval_dataloader=evaluator)
+            seconds.append(_clocks(spec.device)[0] - begin[0])
+    return np.array([timer.times for timer in timers]), seconds
 
 
-def _synchronize(state: State) -> None:
-    if state.device.name == "gpu":
+def _run_of(task: Task, data: Any, spec: RunSpec, callback: Callback) -> AbstractContextManager[tuple[Any, Any, Any]]:
+    # An untrained teacher takes the same time and memory.
+    algorithms = make_algorithms(spec.stack, partial(task.variants[spec.variant].model, data))
+    return make_trainer(task, data, spec, algorithms, callbacks=[callback])
+
+
+class _Activations(Callback):
+    """Count the bytes that autograd keeps for the backward pass: the most of all forward passes."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, int] = {}
+        self.most = 0
+
+    def before_forward(self, state: State, logger: Logger) -> None:
+        self._kept.clear()
+
+    def keep(self, tensor: torch.Tensor) -> torch.Tensor:
+        if not isinstance(tensor, torch.nn.Parameter):
+            storage = tensor.untyped_storage()
+            self._kept[storage.data_ptr()] = storage.nbytes()
+            self.most = max(self.most, sum(self._kept.values()))
+        return tensor
+
+
+def _training_bytes(task: Task, data: Any, spec: RunSpec) -> int:
+    """Return the bytes that a run needs, counted in its first steps."""
+    activations = _Activations()
+    short = replace(spec, steps=min(_COUNTED_STEPS, spec.steps))
+    with _run_of(task, data, short, activations) as (trainer, _, _):
+        with torch.autograd.graph.saved_tensors_hooks(activations.keep, lambda tensor: tensor):
+            trainer.fit()
+        state = trainer.state
+        parts = [
+            [each for each in state.model.parameters() for _ in range(2 if each.requires_grad else 1)],
+            list(state.model.buffers()),
+            [optimizer.state_dict() for optimizer in state.optimizers],
+            [algorithm.state_dict() for algorithm in state.algorithms],
+        ]
+        return activations.most + sum(tensor.nbytes for tensor in _tensors(parts))
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for each in value.values() if isinstance(value, Mapping) else value:
+            yield from _tensors(each)
+
+
+def _clocks(device: str) -> tuple[float, float]:
+    """Return the times of the clock that counts and of the wall clock."""
+    if device == "gpu":
         torch.cuda.synchronize()
+        return time.perf_counter(), time.perf_counter()
+    return time.process_time(), time.perf_counter()
 
 
 def measure_in_process(reference: str, folder: str | None, texts: tuple[str, str], repeats: int, file: str) -> None:

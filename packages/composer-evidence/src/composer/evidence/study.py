@@ -16,23 +16,16 @@ from composer.evidence.methods import arguments_of, grid_of, method_of, reason_a
 from composer.evidence.run import RunResult, RunSpec, environment
 from composer.evidence.runner import Runner
 from composer.evidence.search import Search, SearchError, search
-from composer.evidence.statistics import (
-    Comparison,
-    Rung,
-    Verdict,
-    at_equal_time,
-    compare,
-    judge,
-    time_to_target,
-)
-from composer.evidence.steptime import measure_in_process
+from composer.evidence.statistics import ALPHA, Rung, Verdict, at_equal_time, compare, compare_one, time_to_target
+from composer.evidence.steptime import acts_in_training, measure_in_process
 from composer.evidence.task import Grid, Part, digest
+from composer.evidence.verdicts import verdicts
 
 AA = "A/A"
 """The name of the row that compares plain with plain."""
 
-# First seeds of controls and methods, of confirmations, of tuning, and of choosing a stack; A/A has its own.
-_MEASURE, _CONFIRM, _TUNE, _STACK = 0, 20_000, 30_000, 40_000
+# First seeds of controls and methods, of tuning, and of choosing a stack; A/A and each confirmation have their own.
+_MEASURE, _TUNE, _STACK, _FRESH = 0, 30_000, 40_000, 1_000_000
 _AA_OFFSET = 5_000
 _PROBE_STEPS = 4
 _NUM_POINTS = 10  # evaluations in a curve
@@ -208,10 +201,12 @@ class Study:
             "best": dict(found.best.point),
             "score": found.best.score,
             "at_edge": list(found.at_edge),
+            "at_bound": list(found.at_bound),
             "runs": {"trials": list(runs)},
         }
-        if found.at_edge:
-            self.runner.say(f"{title}: the best {' and '.join(found.at_edge)} is at the edge of its grid")
+        for names, place in ((found.at_edge, "the edge of its grid"), (found.at_bound, "a bound of the search")):
+            if names:
+                self.runner.say(f"{title}: the best {' and '.join(names)} is at {place}")
         return self._add("tuning", values), found
 
     def _refuse_failures(self, results: Iterable[RunResult]) -> None:
@@ -241,52 +236,43 @@ class Study:
         everything = [*candidates, _Candidate(AA, plain.variant, plain.settings, (), plain.entry)]
         numbers = self.plan.num_seeds, self.plan.num_controls
         controls, scores = self._scores(plain, everything, _MEASURE, *numbers, rungs)
-        compared = self._compare(controls, everything, scores)
-        gains = [c for c in everything if c.name in compared and judge(compared[c.name]).word == "not judged"]
         times = {candidate.name: self._step_time(candidate, plain) for candidate in candidates}
         ladder = self.ladder(plain) if candidates else []
         measured: dict[str, dict[str, Any]] = {}
         for candidate in everything:
             name = candidate.name
-            about = self._about(plain, candidate, controls, scores, compared.get(name))
+            about = self._about(plain, candidate, controls, scores[name])
             if name != AA:
-                about |= self._costs(candidate, controls, scores[name], times[name], ladder)
+                about |= self._costs(controls, scores[name], times[name], ladder)
                 about |= self._curves(candidate, plain)
             measured[name] = self._entry_of("measurement", about)
-        entries += measured.values()
-        if gains:
-            entries += self._confirm(plain, gains, compared, measured, ladder)
-        return entries
+        judged = self.verdicts()
+        gains = [c for c in everything if _gained_first(judged[c.name])]
+        confirmed = [self._confirm(plain, candidate, measured[candidate.name], ladder) for candidate in gains]
+        return [*entries, *measured.values(), *confirmed]
 
     def _confirm(
-        self,
-        plain: Plain,
-        gains: Sequence[_Candidate],
-        screening: Mapping[str, Comparison],
-        measured: Mapping[str, Mapping[str, Any]],
-        ladder: Sequence[Rung],
-    ) -> list[dict[str, Any]]:
-        """Measure gains again, with fresh seeds of method and control, and return the entries.
+        self, plain: Plain, candidate: _Candidate, first: Mapping[str, Any], ladder: Sequence[Rung]
+    ) -> dict[str, Any]:
+        """Measure a gain again, with seeds of method and control that nothing else uses, and return the entry.
 
-        Nothing but step times and curves is taken from the first seeds, on which the method was selected.
+        Nothing but costs and curves is taken from the first seeds, on which the method was selected.
         """
-        count = self.plan.num_controls
-        controls, scores = self._scores(plain, gains, _CONFIRM, count, count)
-        compared = self._compare(controls, gains, scores)
-        entries = []
-        for candidate in gains:
-            name, first = candidate.name, measured[candidate.name]
-            about = self._about(plain, candidate, controls, scores, compared.get(name))
-            if name in compared:
-                about["verdict"] = asdict(judge(screening[name], compared[name]))
-            about["confirms"] = first["id"]
-            if name != AA:
-                about |= self._costs(candidate, controls, scores[name], first["step_time"], ladder)
-                about |= {"curves": first["curves"]} if "curves" in first else {}
-                if about["verdict"]["word"] == "gain":
-                    about["time_to_target"] = self._time_to_target(candidate, plain, controls, scores[name], about)
-            entries.append(self._entry_of("confirmation", about))
-        return entries
+        count, fresh = self.plan.num_controls, self._fresh("confirmation", candidate)
+        controls, scores = self._scores(plain, [candidate], fresh, count, count)
+        results = scores[candidate.name]
+        about = {**self._about(plain, candidate, controls, results), "confirms": first["id"]}
+        if candidate.name != AA:
+            about |= self._costs(controls, results, first["step_time"], ladder)
+            about |= {"curves": first["curves"]} if "curves" in first else {}
+            if about["comparison"] is not None and _is_better(about["comparison"]):
+                about["time_to_target"] = self._time_to_target(candidate, plain, controls, results, about, fresh)
+        return self._entry_of("confirmation", about)
+
+    def _fresh(self, purpose: str, candidate: _Candidate) -> int:
+        """Return the first of the seeds that one entry has for itself."""
+        own = digest([self.runner.task_hash, purpose, candidate.name, dict(candidate.settings), candidate.stack])
+        return _FRESH + int(own[:8], 16) % 10**9
 
     def _candidates(self, methods: Sequence[str], plain: Plain) -> tuple[list[_Candidate], dict[str, Verdict]]:
         """Tune methods and stacks; return them, and the verdicts about those that cannot be measured."""
@@ -437,14 +423,6 @@ class Study:
         self.runner.results(everything, f"{self.task.name}: measure")
         results = {name: self._results(group, name) for name, group in specs.items()}
         controls = results.pop("plain")
-        for name in shared:
-            results[name] = {seed: (result, name) for seed, (result, _) in controls.items()}
-        return controls, {candidate.name: results[candidate.name] for candidate in candidates}
-
-    def _compare(
-        self, controls: _Results, candidates: Sequence[_Candidate], scores: Mapping[str, _Results]
-    ) -> dict[str, Comparison]:
-        """Compare all methods whose runs all finished, as one family."""
         self._refuse_failures(result for result, _ in controls.values())
         lost = [seed for seed, value in _values(controls).items() if not math.isfinite(value)]
         if lost:
@@ -452,10 +430,9 @@ class Study:
                 f"Plain training of {self.task.name} must not diverge, but {len(lost)} of {len(controls)} runs did. "
                 f"Lower the learning rates of its grid, and increase the `version` of the task."
             )
-        values = {name: _values(results) for name, results in scores.items()}
-        finite = {name: v for name, v in values.items() if all(map(math.isfinite, v.values()))}
-        same = frozenset(c.name for c in candidates if c.averages)
-        return compare(_values(controls), finite, higher_is_better=self._higher, same_runs=same)
+        for name in shared:
+            results[name] = {seed: (result, name) for seed, (result, _) in controls.items()}
+        return controls, {candidate.name: results[candidate.name] for candidate in candidates}
 
     # Costs
 
@@ -490,12 +467,12 @@ class Study:
         return rungs
 
     def _step_time(self, candidate: _Candidate, plain: Plain) -> dict[str, Any] | None:
-        """Return the ratio of step times, from the ledger or measured now, alone on this machine."""
+        """Return the cost of a method beside plain, from the ledger or measured now, alone on this machine."""
         if self.plan.repeats == 0:
             return None
         specs = self._spec("validation", plain, 0), self._spec_of("validation", candidate, plain.steps, 0)
         key = digest([asdict(spec) for spec in specs])
-        known = [e for e in self._own_entries("step time") if e["specs_hash"] == key]
+        known = [e for e in self._own_entries("cost") if e["specs_hash"] == key]
         if known:
             return dict(known[-1]["step_time"])
         self.runner.say(f"{self.task.name}: time of {candidate.name}, alone on this machine")
@@ -507,27 +484,20 @@ class Study:
         if "error" in values:
             self.runner.say(values["error"])
             return None
-        self._add("step time", {"method": candidate.name, "specs_hash": key, "step_time": values, "runs": {}})
+        if not acts_in_training(candidate.stack):
+            values |= {"ratio": 1.0, "low": 1.0, "high": 1.0}  # by construction, whatever was measured
+        self._add("cost", {"method": candidate.name, "specs_hash": key, "step_time": values, "runs": {}})
         return values
 
     def _costs(
-        self,
-        candidate: _Candidate,
-        controls: _Results,
-        results: _Results,
-        times: Mapping[str, Any] | None,
-        rungs: Sequence[Rung],
+        self, controls: _Results, results: _Results, times: Mapping[str, Any] | None, rungs: Sequence[Rung]
     ) -> dict[str, Any]:
         """Return the costs of a method, and its effect at equal time."""
-        peaks = [[float(result.peak_bytes) for result, _ in group.values()] for group in (results, controls)]
-        costs: dict[str, Any] = {"step_time": times, "memory_ratio": None, "equal_time": None}
-        # The memory of a process on the CPU depends on what its allocator keeps.
-        if self.runner.device != "cpu" and not candidate.averages and np.median(peaks[1]) > 0:
-            costs["memory_ratio"] = float(np.median(peaks[0]) / np.median(peaks[1]))
+        costs: dict[str, Any] = {"step_time": times, "equal_time": None}
         values = _values(results)
         # At the full budget, the control is the same as at equal steps.
         rungs = [Rung(1.0, _values(controls)) if rung.time == 1 else rung for rung in rungs]
-        if times is not None and all(map(math.isfinite, values.values())):
+        if times is not None and times["ratio"] is not None and all(map(math.isfinite, values.values())):
             found = [
                 at_equal_time(values, times[each], rungs, higher_is_better=self._higher)
                 for each in ("ratio", "low", "high")  # the ratio is measured, too: its range widens the interval
@@ -561,10 +531,11 @@ class Study:
         controls: _Results,
         results: _Results,
         about: Mapping[str, Any],
+        fresh: int,
     ) -> dict[str, Any] | None:
         """Return when the ladder of a method reaches plain's mean at the full budget, and the same for plain itself."""
         times = about.get("step_time")
-        if times is None:
+        if times is None or times["ratio"] is None:
             return None
         rungs, runs, searches = [Rung(1.0, _values(results))], [], []
         for fraction in (fraction for fraction in self.task.ladder if fraction < 1):
@@ -575,7 +546,7 @@ class Study:
             searches.append(short.entry)
             specs = [
                 self._spec_of("test", candidate, short.steps, seed, settings=dict(short.settings))
-                for seed in _seeds(_CONFIRM, self.plan.num_ladder_seeds)
+                for seed in _seeds(fresh, self.plan.num_ladder_seeds)
             ]
             values = _values(self._results(specs, f"{candidate.name}, {short.steps} steps"))
             runs += [spec.id for spec in specs]
@@ -629,18 +600,23 @@ class Study:
         is tried with the learning rates that were tuned for its members alone, and counts with the best of them.
 
         Args:
-            methods: The candidates. None: all methods with a confirmed gain.
+            methods: The candidates. None: all methods that were better than plain in their search.
 
         Returns:
             The entries.
         """
-        if methods is None:
-            methods = [e["method"] for e in self.verdicts().values() if e["verdict"]["word"] == "gain"]
-            methods = [name for name in methods if "+" not in name]
         plain, sign = self.plain(), 1 if self._higher else -1
+        if methods is None:
+            searched = {e["method"]: e["score"] for e in self._own_entries("tuning") if e["fraction"] == 1.0}
+            methods = [
+                name
+                for name, score in searched.items()
+                if name != "plain" and "+" not in name and score is not None and sign * (score - plain.score) > 0
+            ]
         tuned = {candidate.name: candidate for candidate in self._candidates(methods, plain)[0]}
         usable = list(tuned)
-        ratios = {name: (self._step_time(tuned[name], plain) or {"ratio": 1.0})["ratio"] for name in usable}
+        times = {name: self._step_time(tuned[name], plain) or {} for name in usable}
+        ratios = {name: each.get("ratio") or each.get("high", 1.0) for name, each in times.items()}
         seeds = _seeds(_STACK, self.plan.num_stack_seeds)
         base = _values(self._results([self._spec("validation", plain, seed) for seed in seeds], "select a stack"))
         chosen: list[str] = []
@@ -699,9 +675,9 @@ class Study:
         full = self._tuned("+".join(chosen), plain)
         names = {member: "+".join(m for m in chosen if m != member) for member in chosen}
         stacks = {member: self._tuned(name, plain) for member, name in names.items()}
-        count = self.plan.num_seeds
+        count, fresh = self.plan.num_seeds, self._fresh("leave one out", full)
         specs = {
-            name: [self._spec_of("test", stack, plain.steps, seed) for seed in _seeds(_CONFIRM, count)]
+            name: [self._spec_of("test", stack, plain.steps, seed) for seed in _seeds(fresh, count)]
             for name, stack in {"": full, **stacks}.items()
         }
         scores = {name: _values(self._results(group, "leave one out")) for name, group in specs.items()}
@@ -718,33 +694,27 @@ class Study:
     # Entries
 
     def verdicts(self) -> dict[str, dict[str, Any]]:
-        """Return the last entry about each method: the confirmation if there is one, otherwise the measurement."""
-        found: dict[str, dict[str, Any]] = {}
-        for entry in self.ledger.entries(task=self.task.name):
-            if entry["task_hash"] == self.runner.task_hash and entry["about"] in ("measurement", "confirmation"):
-                found[entry["method"]] = entry
-        return found
+        """Return the entry that counts for each method, with its verdict; see `composer.evidence.verdicts`."""
+        return verdicts([self.ledger]).get((self.task.name, self.runner.task_hash), {})
 
     def _own_entries(self, about: str) -> list[dict[str, Any]]:
         return [e for e in self.ledger.entries(about, self.task.name) if e["task_hash"] == self.runner.task_hash]
 
-    def _about(
-        self,
-        plain: Plain,
-        candidate: _Candidate,
-        controls: _Results,
-        scores: Mapping[str, _Results],
-        comparison: Comparison | None,
-    ) -> dict[str, Any]:
-        """Return the values of an entry about a method and its control; `scores` has all methods of its family."""
-        results = scores[candidate.name]
-        values = {str(seed): _number(value) for seed, value in _values(results).items()}
-        if comparison is None:
-            lost = sum(value is None for value in values.values())
+    def _about(self, plain: Plain, candidate: _Candidate, controls: _Results, results: _Results) -> dict[str, Any]:
+        """Return the values of an entry about a method and its control.
+
+        It has a verdict only if runs diverged: that of a comparison depends on the others of the ledger.
+        """
+        values = _values(results)
+        lost = [seed for seed, value in values.items() if not math.isfinite(value)]
+        judged: dict[str, Any] = {"comparison": None}
+        if lost:
             messages = [f": {result.message}" for result, _ in results.values() if result.status == "failed"]
-            verdict = Verdict("loss", f"{lost} of {len(values)} runs diverged or failed{''.join(messages[:1])}")
+            why = f"{len(lost)} of {len(values)} runs diverged or failed{''.join(messages[:1])}"
+            judged["verdict"] = asdict(Verdict("loss", why))
         else:
-            verdict = judge(comparison)
+            found = compare_one(_values(controls), values, higher_is_better=self._higher, paired=candidate.averages)
+            judged["comparison"] = found.as_json()
         return {
             "method": candidate.name,
             "part": "test",
@@ -754,10 +724,8 @@ class Study:
             "stack": [list(member) for member in candidate.stack],
             "plain": {"variant": plain.variant, "settings": dict(plain.settings), "steps": plain.steps},
             "searches": list(dict.fromkeys([plain.entry, candidate.tuning])),
-            "family": list(scores),
-            "comparison": None if comparison is None else _plain_json(asdict(comparison)),
-            "verdict": asdict(verdict),
-            "scores": values,
+            **judged,
+            "scores": {str(seed): _number(value) for seed, value in values.items()},
             "control_scores": {str(seed): value for seed, value in _values(controls).items()},
             "label": next((label for _, label in results.values()), ""),
             "runs": {
@@ -787,7 +755,10 @@ class Study:
             if {key: value for key, value in entry.items() if key in stable} == stable:
                 return str(entry["id"])
         facts = {
-            **{key: _joined(place[key] for place in places) for key in ("hardware", "system", "source")},
+            **{
+                key: _joined(place.get(key, "unknown") for place in places)
+                for key in ("hardware", "instructions", "system", "source")
+            },
             "versions": {
                 name: _joined(place["versions"].get(name, "none") for place in places)
                 for name in sorted({name for place in places for name in place["versions"]})
@@ -812,8 +783,8 @@ def replay(study: Study, entry: Mapping[str, Any], folder: Path) -> dict[str, An
         folder: The folder for the new runs.
 
     Returns:
-        The entry about the replay: the new effect and interval, whether it overlaps the old one, and whether all scores
-        are the same.
+        The entry about the replay: the new effect and interval, whether it overlaps the old one, whether all scores are
+        the same, and what differs between the machine and versions of then and now.
 
     Raises:
         ValueError: The entry has no runs to compare, or the task has changed.
@@ -834,23 +805,39 @@ def replay(study: Study, entry: Mapping[str, Any], folder: Path) -> dict[str, An
     results = {name: runner.results(group, f"replay {entry['id']}: {name}") for name, group in specs.items()}
     control = {result.spec.seed: result.score() for result in results["control"]}
     scores = {result.spec.seed: result.score(entry["label"]) for result in results["method"]}
-    same_runs = frozenset({"method"} if old["test"] == "paired" else ())
-    new = compare(control, {"method": scores}, higher_is_better=study.task.metric.higher_is_better, same_runs=same_runs)
-    found = new["method"]
+    higher = study.task.metric.higher_is_better
+    found = compare_one(control, scores, higher_is_better=higher, paired=old["test"] == "paired")
     before = {**entry["scores"]}, {**entry["control_scores"]}
     after = ({str(s): v for s, v in scores.items()}, {str(s): v for s, v in control.items()})
     about = {
         "method": entry["method"],
         "replays": entry["id"],
         "part": entry["part"],
-        "family": [entry["method"]],
-        "comparison": _plain_json(asdict(found)),
+        "comparison": found.as_json(),
         "overlaps": found.low <= old["high"] and old["low"] <= found.high,
         "identical": before == after,
+        "elsewhere": _changed(entry, environment(entry["device"])),
         "folder": folder.name,
         "runs": {},
     }
     return study._entry_of("replay", about)
+
+
+def _gained_first(entry: Mapping[str, Any]) -> bool:
+    """Return True if a method gained on its first seeds, whether that is confirmed already or not."""
+    waits = entry.get("comparison") is not None and entry["verdict"]["word"] == "not judged"
+    return waits or entry["about"] == "confirmation"
+
+
+def _is_better(compared: Mapping[str, Any]) -> bool:
+    return compared["effect"] > 0 and compared["p"] < ALPHA
+
+
+def _changed(entry: Mapping[str, Any], place: Mapping[str, Any]) -> list[str]:
+    """Return what differs between where an entry was measured and here: on equal machines all scores are the same."""
+    facts = {key: (entry.get(key), place[key]) for key in ("hardware", "instructions", "source")}
+    versions = {name: (version, place["versions"].get(name)) for name, version in entry["versions"].items()}
+    return [f"{key} {old} -> {new}" for key, (old, new) in (facts | versions).items() if old != new]
 
 
 def _joined(values: Iterable[str]) -> str:

@@ -30,19 +30,25 @@ Part: TypeAlias = Literal["validation", "test"]
 class Parts(Protocol):
     """Loaded data of a task with fixed training, validation and test parts."""
 
-    def loaders(self, part: Part, seed: int, device: Device) -> tuple[Any, Any]:
+    def loaders(self, part: Part, seed: int, device: Device, **batch_size: int) -> tuple[Any, Any]:
         """Return a loader of the training part, and one of the validation or the test part.
 
         Args:
             part: The part to evaluate. The training part is the same in both cases.
             seed: Seed of the order and the augmentation of the training part.
             device: The device of the run.
+            **batch_size: `batch_size=...`, only if the task's training has one.
         """
         ...
 
 
 class Training(Protocol):
-    """Optimization of a run: a frozen dataclass whose fields can be tuned, such as `composer.recipes.AdamW`."""
+    """Optimization of a run: a frozen dataclass whose fields can be tuned, such as `composer.recipes.AdamW`.
+
+    A class of your own may also have what else a practitioner tunes: `prepare(model)`, which is called with the new
+    network (another initialization), `callbacks()` (gradient clipping), and `batch_size`, which is then passed on to
+    the loaders. Runs with another batch size have as many more or fewer steps, so that all see the same samples.
+    """
 
     def optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:
         """Return an optimizer of a model's parameters."""
@@ -55,12 +61,12 @@ class Training(Protocol):
 
 @dataclass(frozen=True)
 class Grid:
-    """Declared values of one setting; extended while the best value is at an edge.
+    """Declared values of one setting; extended while the best value is at an edge, until a bound.
 
     Args:
         values: The values. Numbers must be sorted and are extended by the ratio of the two values at the edge.
-        low: No value is below this one. A grid that begins with 0 is not extended downwards.
-        high: No value is above this one.
+        low: The least value. None: a hundredth of the first one.
+        high: The greatest value. None: a hundred times the last one.
 
     Raises:
         ValueError: There is no value, or numbers are not sorted, or outside the bounds.
@@ -68,13 +74,15 @@ class Grid:
     Example:
         >>> Grid((1e-3, 3e-3)).extended(upwards=True)
         0.009
-        >>> Grid((0.0, 0.1), high=0.1).extended(upwards=True) is None
+        >>> Grid((0.1, 0.3), high=0.7).extended(upwards=True)
+        0.7
+        >>> Grid((0.1, 0.7), high=0.7).extended(upwards=True) is None
         True
     """
 
     values: Sequence[Any]
-    low: float = 0.0
-    high: float = math.inf
+    low: float | None = None
+    high: float | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "values", tuple(self.values))
@@ -83,30 +91,37 @@ class Grid:
         if self.is_numeric:
             if list(self.values) != sorted(set(self.values)):
                 raise ValueError(f"`values` must be sorted and differ from each other, got {self.values!r}.")
-            if self.values[0] < self.low or self.values[-1] > self.high:
-                raise ValueError(f"`values` must be from {self.low} to {self.high}, got {self.values!r}.")
+            low, high = self.bounds
+            if self.values[0] < low or self.values[-1] > high:
+                raise ValueError(f"`values` must be from {low} to {high}, got {self.values!r}.")
 
     @property
     def is_numeric(self) -> bool:
         """True if all values are numbers, so that there is an order and an edge."""
         return all(isinstance(value, int | float) and not isinstance(value, bool) for value in self.values)
 
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The least and the greatest value to which numbers are extended."""
+        first, last = self.values[0], self.values[-1]
+        low = min(first / 100, first * 100) if self.low is None else self.low
+        return low, max(last / 100, last * 100) if self.high is None else self.high
+
     def extended(self, *, upwards: bool) -> float | None:
-        """Return the value beyond an edge, rounded to three digits, to integers if all are integers; None for none.
+        """Return the value beyond an edge, rounded to three digits, to integers if all are integers; None at a bound.
 
         Args:
             upwards: Go beyond the largest value, otherwise beyond the smallest.
         """
         if not self.is_numeric or len(self.values) < 2:
             return None
+        low, high = self.bounds
         edge, inner = (self.values[-1], self.values[-2]) if upwards else (self.values[0], self.values[1])
-        if edge == 0 or (inner == 0 and edge < 0):
-            return None
-        ratio = edge / inner if inner else 2.0
-        value = float(f"{edge * ratio:.3g}")
+        value = float(f"{edge * (edge / inner if inner else 2.0):.3g}")
         if all(isinstance(each, int) for each in self.values):
-            value = round(value)
-        return value if self.low < value < self.high and value != edge else None
+            value, low, high = round(value), math.ceil(low), math.floor(high)
+        value = min(max(value, low), high)
+        return value if (value > edge if upwards else value < edge) else None
 
 
 @dataclass(frozen=True)

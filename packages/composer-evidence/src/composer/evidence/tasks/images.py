@@ -18,8 +18,16 @@ from composer.recipes import fashion_mnist as fashion_recipe
 from composer.recipes.cifar10_resnet20 import Data as Cifar10Data
 
 ACCURACY = Metric("MulticlassAccuracy", "accuracy", scale=100, unit="%", digits=2)
-_ADAMW = {"lr": Grid((1e-3, 3e-3, 1e-2)), "weight_decay": Grid((0.01, 0.1)), "warmup": Grid((0.1, 0.3), high=0.9)}
-_SGD = {"lr": Grid((0.1, 0.3, 1.0)), "weight_decay": Grid((5e-4, 5e-3)), "warmup": Grid((0.1, 0.3), high=0.9)}
+_WARMUP = Grid((0.1, 0.3), low=0.01, high=0.9)
+_BATCH = {"batch_size": Grid((64, 128), low=16, high=512)}
+_ADAMW = {"lr": Grid((1e-3, 3e-3, 1e-2)), "weight_decay": Grid((0.01, 0.1)), "warmup": _WARMUP, **_BATCH}
+_SGD = {
+    "lr": Grid((0.1, 0.3, 1.0)),
+    "momentum": Grid((0.8, 0.9), high=0.99),
+    "weight_decay": Grid((5e-4, 5e-3)),
+    "warmup": _WARMUP,
+    **_BATCH,
+}
 
 
 @dataclass(frozen=True)
@@ -34,9 +42,10 @@ class Images:
     tuning: Any
     final: Any
 
-    def loaders(self, part: Part, seed: int, device: Device) -> tuple[Any, Any]:
+    def loaders(self, part: Part, seed: int, device: Device, **batch_size: int) -> tuple[Any, Any]:
         """Return loaders of the training part and of another part; see `Parts`."""
-        loaders: tuple[Any, Any] = (self.tuning if part == "validation" else self.final).loaders(seed, device)
+        images = replace(self.tuning if part == "validation" else self.final, **batch_size)
+        loaders: tuple[Any, Any] = images.loaders(seed, device)
         return loaders
 
     def digest(self) -> str:
@@ -46,6 +55,28 @@ class Images:
             for tensor in tensors:
                 sums.update(tensor.contiguous().numpy().tobytes())
         return sums.hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class ImagesSGD(SGD):
+    """SGD with a batch size to tune.
+
+    Args:
+        batch_size: Images per batch.
+    """
+
+    batch_size: int = 128
+
+
+@dataclass(frozen=True)
+class ImagesAdamW(AdamW):
+    """AdamW with a batch size to tune.
+
+    Args:
+        batch_size: Images per batch.
+    """
+
+    batch_size: int = 128
 
 
 def _load(source: Any, validation: int, folder: Path | None) -> Images:
@@ -59,10 +90,10 @@ def build(network: Any, images: Images) -> Any:
     return network.build(images.tuning).to(memory_format=torch.channels_last)
 
 
-def _variants(network: Any, lr: float, sgd_lr: float) -> dict[str, Variant]:
+def _variants(network: Any, lr: float, sgd_lr: float, batch_size: int = 128) -> dict[str, Variant]:
     return {
-        "adamw": Variant(partial(build, network), AdamW(lr=lr, weight_decay=0.1, warmup=0.3), _ADAMW),
-        "sgd": Variant(partial(build, network), SGD(lr=sgd_lr, weight_decay=5e-4, warmup=0.3), _SGD),
+        "adamw": Variant(partial(build, network), ImagesAdamW(lr=lr, warmup=0.3, batch_size=batch_size), _ADAMW),
+        "sgd": Variant(partial(build, network), ImagesSGD(lr=sgd_lr, warmup=0.3, batch_size=batch_size), _SGD),
     }
 
 
@@ -80,10 +111,10 @@ def digits() -> Task:
 
     Its results are not evidence.
     """
-    plain = _variants(digits_recipe.Network(width=8), lr=1e-2, sgd_lr=1.0)["adamw"]
+    plain = _variants(digits_recipe.Network(width=8), lr=1e-2, sgd_lr=1.0, batch_size=50)["adamw"]
     return Task(
         name="digits",
-        version=1,
+        version=2,
         summary="A smoke test, not evidence: a small ResNet on 500 handwritten digits of scikit-learn.",
         data=partial(_load, digits_recipe.Data(), 400),
         variants={"adamw": replace(plain, grid={"lr": _ADAMW["lr"]})},
@@ -94,14 +125,14 @@ def digits() -> Task:
 
 
 def fashion_mnist() -> Task:
-    """Return the task with 20,000 images of Fashion-MNIST and a short budget."""
+    """Return the task with 20,000 images of Fashion-MNIST and a budget of a few epochs."""
     return Task(
         name="fashion_mnist",
-        version=1,
+        version=2,
         summary="Five convolutions on 20,000 images of Fashion-MNIST.",
         data=partial(_load, fashion_recipe.Data(train_samples=20_000), 10_000),
         variants=_variants(fashion_recipe.Network(width=8), lr=1e-2, sgd_lr=0.3),
-        steps=200,
+        steps=800,
         ladder=(0.25, 0.5, 0.75, 1.0, 1.5),
         judges_regularizers=False,
         **_COMMON,
@@ -112,7 +143,7 @@ def fashion_mnist_long() -> Task:
     """Return the task with a long budget for few images, which overfits without regularization."""
     return Task(
         name="fashion_mnist_long",
-        version=1,
+        version=2,
         summary="Five convolutions on 5,000 images of Fashion-MNIST, for 50 epochs: long enough for regularizers.",
         data=partial(_load, fashion_recipe.Data(train_samples=5_000), 10_000),
         variants=_variants(fashion_recipe.Network(width=8), lr=1e-2, sgd_lr=0.3),
@@ -126,11 +157,11 @@ def cifar10() -> Task:
     """Return the task with 10,000 images of CIFAR-10."""
     return Task(
         name="cifar10",
-        version=1,
+        version=2,
         summary="Five convolutions on 10,000 images of CIFAR-10.",
         data=partial(_load, Cifar10Data(train_samples=10_000), 10_000),
         variants=_variants(fashion_recipe.Network(width=8), lr=1e-2, sgd_lr=0.3),
-        steps=200,
+        steps=800,
         ladder=(0.25, 0.5, 0.75, 1.0, 1.5),
         judges_regularizers=False,
         **_COMMON,
