@@ -152,9 +152,9 @@ def test_constant_scores_are_compared_without_an_error() -> None:
 
 
 def test_scores_that_are_not_finite_or_too_few_are_refused() -> None:
-    with pytest.raises(ValueError, match="two or more finite scores"):
+    with pytest.raises(ValueError, match="Two or more finite scores"):
         compare({0: 1.0, 1: 1.0}, {"a": {0: 1.0, 1: math.nan}}, higher_is_better=True)
-    with pytest.raises(ValueError, match="two or more finite scores"):
+    with pytest.raises(ValueError, match="Two or more finite scores"):
         compare({0: 1.0}, {"a": {0: 1.0, 1: 2.0}}, higher_is_better=True)
     with pytest.raises(ValueError, match="common seeds"):
         compare({0: 1.0, 1: 2.0}, {"a": {5: 1.0, 6: 2.0}}, higher_is_better=True, same_runs=frozenset({"a"}))

@@ -61,7 +61,7 @@ def explain(ledger: Ledger, entry: dict[str, Any]) -> str:
         f"  on: {entry['hardware']}, {entry['threads']} thread, {entry['precision']}, "
         f"torch {entry['versions']['torch']}, source {entry['source']}"
     )
-    counted = verdicts([ledger]).get((entry["task"], entry["task_hash"]), {}).get(entry.get("method"), {})
+    counted = verdicts([ledger]).get((entry["task"], entry["task_hash"]), {}).get(entry.get("method", ""), {})
     if counted.get("id") == entry["id"]:
         entry = counted
     metric, comparison = Metric(**entry["metric"]), entry.get("comparison")
@@ -77,7 +77,7 @@ def explain(ledger: Ledger, entry: dict[str, Any]) -> str:
             f"plain (sd {metric.show(comparison['sd_control'])})",
             f"  p: {comparison['p']:.3g} by {test}",
         ]
-        if comparison is counted.get("comparison"):
+        if "p_corrected" in comparison and counted is entry:
             lines += [
                 f"  p: {comparison['p_corrected']:.3g} with Holm's correction for {comparison['family']} comparisons",
                 f"  smallest visible effect: {metric.show(comparison['smallest_visible'])}, at a power of 0.8",

@@ -261,7 +261,7 @@ def make_trainer(
     others["callbacks"] = [*others.pop("callbacks", []), *getattr(training, "callbacks", list)()]
 
     def network() -> ComposerModel:
-        model = variant.model(data)
+        model: ComposerModel = variant.model(data)
         if hasattr(training, "prepare"):
             training.prepare(model)
         return model

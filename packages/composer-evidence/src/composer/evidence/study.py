@@ -826,11 +826,11 @@ def replay(study: Study, entry: Mapping[str, Any], folder: Path) -> dict[str, An
 def _gained_first(entry: Mapping[str, Any]) -> bool:
     """Return True if a method gained on its first seeds, whether that is confirmed already or not."""
     waits = entry.get("comparison") is not None and entry["verdict"]["word"] == "not judged"
-    return waits or entry["about"] == "confirmation"
+    return bool(waits or entry["about"] == "confirmation")
 
 
 def _is_better(compared: Mapping[str, Any]) -> bool:
-    return compared["effect"] > 0 and compared["p"] < ALPHA
+    return bool(compared["effect"] > 0 and compared["p"] < ALPHA)
 
 
 def _changed(entry: Mapping[str, Any], place: Mapping[str, Any]) -> list[str]:

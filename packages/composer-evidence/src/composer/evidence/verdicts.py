@@ -26,7 +26,7 @@ def verdicts(ledgers: Iterable[Ledger]) -> dict[tuple[str, str], dict[str, dict[
     second: dict[Key, dict[str, Any]] = {}
     for ledger in ledgers:
         for entry in ledger.entries():
-            key = entry["task"], entry["task_hash"], entry.get("method")
+            key: Key = entry["task"], entry["task_hash"], entry.get("method", "")
             if entry["about"] == "measurement":
                 first[key] = entry
             elif entry["about"] == "confirmation":
