@@ -250,19 +250,6 @@ def test_a_mistake_of_the_program_stays_what_it_is() -> None:
         _flaky().read_text("a")
 
 
-def test_a_text_that_is_not_utf8_is_an_error_of_the_store() -> None:
-    storage = storage_of("memory://bucket/run")
-    filesystem, root = storage._filesystem()
-    filesystem.pipe_file(f"{root}/a", b"\xff")
-    with pytest.raises(
-        StorageError, match=r"memory://bucket/run/a must be UTF-8 text: .* invalid start byte"
-    ) as caught:
-        storage.read_text("a")
-
-    assert storage.is_damaged("a", caught.value)
-    assert b"\xff" == storage.read_bytes("a")
-
-
 def test_a_torn_download_is_repeated_and_leaves_nothing_if_it_stays_torn(tmp_path: Path) -> None:
     storage = _flaky()
     storage.write_text("a", "text")
@@ -323,15 +310,14 @@ def test_a_folder_here_that_cannot_be_written_to_is_not_blamed_on_the_store(tmp_
         storage.download("a", tmp_path / "locked" / "a")
 
 
-def test_credentials_that_may_not_remove_are_enough_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_credentials_that_may_not_remove_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     storage = storage_of("memory://bucket/run")
 
     def refuse(self: Any, path: str) -> None:
         raise PermissionError("no")
 
     monkeypatch.setattr(MemoryFileSystem, "rm_file", refuse)
-    with pytest.warns(UserWarning, match="was written to test the credentials"):
-        storage.check_writable()
+    storage.check_writable()
 
     def fail(self: Any, path: str) -> None:
         raise OSError(errno.EINVAL, "what?")
@@ -342,11 +328,10 @@ def test_credentials_that_may_not_remove_are_enough_with_a_warning(monkeypatch: 
 
 
 def test_a_missing_package_is_named(uninstall: Callable[[str], None]) -> None:
-    for scheme, module in (("gs", "gcsfs"), ("azure", "adlfs"), ("sftp", "paramiko")):
+    for scheme, module, extra in (("gs", "gcsfs", "gcs"), ("azure", "adlfs", "azure"), ("sftp", "paramiko", "sftp")):
         uninstall(module)
-        with pytest.raises(
-            ModuleNotFoundError, match=f"://bucket(/run)? needs a package .* Run `pip install {module}`"
-        ):
+        told = rf"://bucket(/run)? needs a package .*{module}.* 'composer-checkpoint\[{extra}\]'"
+        with pytest.raises(ModuleNotFoundError, match=told):
             storage_of(f"{scheme}://bucket/run")
 
 
@@ -366,17 +351,13 @@ def test_passwords_do_not_get_into_messages(tmp_path: Path) -> None:
 
 
 def test_an_unknown_scheme_is_refused() -> None:
-    with pytest.raises(
-        NotImplementedError, match="`uri` must be that of an object store, got 'wandb://entity/project'"
-    ):
-        storage_of("wandb://entity/project")
-    with pytest.raises(NotImplementedError, match="`uri` must have a scheme that fsspec knows, got 'nowhere://bucket'"):
+    with pytest.raises(NotImplementedError, match=r"`uri` must have a scheme .* got 'nowhere://bucket'"):
         storage_of("nowhere://bucket")
 
 
 def test_at_least_one_attempt_is_made() -> None:
     with pytest.raises(ValueError, match="`attempts` must be at least 1, got 0"):
-        storage_of("memory://bucket").with_attempts(0)
+        storage_of("memory://bucket").with_attempts(0).exists("a")
 
 
 def test_the_environment_gives_options(monkeypatch: pytest.MonkeyPatch) -> None:

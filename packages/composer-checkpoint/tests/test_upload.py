@@ -18,7 +18,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from composer.checkpoint import upload as uploads
-from composer.checkpoint.storage import Storage, StorageError, storage_of
+from composer.checkpoint.storage import Storage, StorageError, UnreachableError, storage_of
 from composer.checkpoint.upload import Uploader, upload_file
 
 
@@ -286,6 +286,45 @@ def test_waiting_ends(storage: GatedStorage, file: Callable[[str], Path]) -> Non
         thread.join(20)
 
 
+def test_an_outage_is_ridden_out(
+    storage: GatedStorage, file: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uploads, "_PAUSE_SECONDS", 0.01)
+    failures = [UnreachableError("down")] * 3
+
+    def fail(content: str) -> None:
+        if failures:
+            raise failures.pop()
+
+    storage.before = fail
+    uploader = Uploader(storage, rides_out=True)
+    source = file("a")
+    uploader.upload(source, "a", overwrite=False, link=("latest", "a"))
+    source.unlink()  # as rotation does
+    uploader.check()
+    uploader.close()
+
+    assert ["a=a", "latest->a"] == storage.log
+
+
+def test_a_removed_file_is_there_again_when_an_outage_outlasts_the_deadline(
+    storage: GatedStorage, file: Callable[[str], Path]
+) -> None:
+    def fail(content: str) -> None:
+        raise UnreachableError("down")
+
+    storage.before = fail
+    uploader = Uploader(storage, timeout=0.2, rides_out=True)
+    source = file("a")
+    uploader.upload(source, "a", overwrite=False)
+    source.unlink()
+    with pytest.raises(TimeoutError, match=f"The local files are kept: {source}"):
+        uploader.wait()
+    uploader.close()
+
+    assert "a" == source.read_text()
+
+
 def test_an_upload_cannot_be_cancelled(storage: GatedStorage, file: Callable[[str], Path]) -> None:
     gate = storage.gates["a"] = storage.gates["b"] = threading.Event()
     uploader = Uploader(storage, timeout=0.05)
@@ -298,6 +337,7 @@ def test_an_upload_cannot_be_cancelled(storage: GatedStorage, file: Callable[[st
     for name, upload in zip(("a", "b"), uploads, strict=True):
         with pytest.raises(TimeoutError, match=rf"/{name}\.pt was not uploaded to memory://bucket/run/{name}\."):
             upload.result(0)
+    uploader.close()
     for thread in uploader._threads:
         thread.join(20)
 
@@ -338,10 +378,7 @@ def test_closing_ends_the_threads(storage: GatedStorage, file: Callable[[str], P
     assert not any(thread.is_alive() for thread in uploader._threads)
 
 
-def _use_in_child(uploader: Uploader, path: Path) -> None:
-    for call in (lambda: uploader.upload(path, "b", overwrite=True), uploader.wait):
-        with pytest.raises(RuntimeError, match="belongs to the process that this one was forked from"):
-            call()
+def _use_in_child(uploader: Uploader) -> None:
     uploader.close()
 
 
@@ -352,7 +389,7 @@ def test_a_forked_process_does_not_wait_for_uploads_it_cannot_make(
     gate = storage.gates["a"] = threading.Event()
     uploader = Uploader(storage)
     uploader.upload(file("a"), "a", overwrite=True)
-    child = multiprocessing.get_context("fork").Process(target=_use_in_child, args=(uploader, file("b")))
+    child = multiprocessing.get_context("fork").Process(target=_use_in_child, args=(uploader,))
     child.start()
     child.join(30)
 

@@ -48,7 +48,7 @@ def test_a_host_with_another_key_is_refused_at_once(sftp: Any, tmp_path: Path) -
     (tmp_path / "known_hosts").write_text(f"[127.0.0.1]:{sftp.port} ssh-rsa {another.get_base64()}\n")
     storage = storage_of(f"sftp://me@127.0.0.1:{sftp.port}/run")
     storage._backoff_seconds = 600.0
-    with pytest.raises(PermissionError, match="differs from the known one"):
+    with pytest.raises(OSError, match=r"Host key for server .* does not match"):
         storage.exists("a")
 
 

@@ -110,14 +110,14 @@ logging.basicConfig(format="%(message)s")
 loader = torch.utils.data.DataLoader(RandomClassificationDataset(size=4), batch_size=4)
 try:
     Trainer(model=SimpleModel(), train_dataloader=loader, max_duration="1ba", save_folder="s3://bucket/{run_name}",
-        run_name="mine", delivery_timeout=6.0, progress_bar=False, device="cpu")
+        run_name="mine", delivery_timeout=2.0, progress_bar=False, device="cpu")
 except OSError as error:
     print(error)
 """
 
 
 def test_a_launch_ends_although_its_store_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A line says that it waits, and the given time ends the wait."""
+    """The given time ends the wait."""
     pytest.importorskip("s3fs")
     with _server("hangs") as endpoint:
         for name, value in {
@@ -131,11 +131,7 @@ def test_a_launch_ends_although_its_store_never_answers(monkeypatch: pytest.Monk
         )  # fmt: skip
 
     assert 0 == done.returncode, done.stderr
-    assert "Waiting for s3://bucket/mine to answer, for at most 6 seconds ..." in done.stderr
-    assert done.stdout == (
-        "s3://bucket/mine has not answered in 6 seconds. Check its URI and endpoint, the network and that the store "
-        "runs, or pass a larger `delivery_timeout`.\n"
-    )
+    assert done.stdout == "Writing to s3://bucket/mine has not ended in 2 seconds. Is the service reachable?\n"
 
 
 class Hanging(LoggerDestination):

@@ -64,8 +64,9 @@ def restored(server: Any) -> Iterator[None]:
         server._server.app = works
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
-@pytest.mark.parametrize(("until", "stores_it"), [(3, False), (3, True), (8, False)])
+@pytest.mark.parametrize(
+    ("until", "stores_it", "asynchronous"), [(3, False, False), (3, True, True), (8, False, False)]
+)
 def test_checkpoints_of_an_outage_are_uploaded_afterwards(
     make_trainer: MakeTrainer, s3: str, s3_server: Any, until: int, stores_it: bool, asynchronous: bool
 ) -> None:

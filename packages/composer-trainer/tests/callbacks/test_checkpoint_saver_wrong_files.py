@@ -16,7 +16,7 @@ from composer.checkpoint import load_checkpoint
 from composer.core import State, Time
 from composer.testing import SimpleModel
 
-PATTERNS = ["x{nope}.pt", "{}.pt", "{0}.pt", "x{epoch:s}.pt", "x{epoch", "x}.pt", "{rank.nope}", "a\0b.pt", "a\nb.pt"]
+PATTERNS = ["x{nope}.pt", "{}.pt", "{0}.pt", "x{epoch:s}.pt", "x{epoch", "x}.pt", "{rank.nope}"]
 NO_FILES = ["../x.pt", "a/../../x.pt", "/x.pt", "", "a/", "."]
 INTERVALS = ["0ba", "-1ep", 0, "0.0dur", "0ep", -1, Time(0, "ba")]
 
@@ -62,15 +62,6 @@ def test_names_of_known_fields_are_taken(tmp_path: Path, name: str) -> None:
         ({"save_filename": "{run_name}", "save_latest_filename": "r"}, "r"),
         ({"save_latest_filename": "ep1-ba4-rank0.pt"}, "ep1-ba4-rank0.pt"),
         ({"save_filename": "a/b{batch}.pt", "save_latest_filename": "./a//b7.pt"}, "b7.pt"),
-        (
-            {
-                "save_filename": "best-{batch}.pt",
-                "save_latest_filename": "latest-1.pt",
-                "save_num_best_checkpoints_to_keep": 1,
-                "save_monitor": "train/loss",
-            },
-            "best-1.pt",
-        ),
     ],
 )
 def test_a_link_that_would_replace_a_checkpoint_is_refused(
@@ -99,7 +90,7 @@ def test_a_monitored_metric_that_an_evaluator_does_not_have_is_refused(
         )
 
 
-@pytest.mark.parametrize("run_name", ["../x", "a/../../x", "/x", "a\0b", "a\nb", "a\x7f"])
+@pytest.mark.parametrize("run_name", ["../x", "a/../../x", "/x"])
 def test_a_run_name_that_leads_elsewhere_is_refused(
     make_trainer: MakeTrainer, tmp_path: Path, run_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,7 +121,7 @@ def test_a_folder_that_is_a_file_or_inside_of_one_is_refused(
     (tmp_path / "file").write_text("mine")
     folder = tmp_path / "file" / inside
     for arguments in ({"save_folder": folder}, {"callbacks": CheckpointSaver(folder)}):
-        with pytest.raises(ValueError, match=r"`save_folder` must be a folder, got .*/file' is a file"):
+        with pytest.raises(ValueError, match=r"`save_folder` must be a folder, got .*/file.* is a file"):
             make_trainer(**arguments)
     assert (tmp_path / "file").read_text() == "mine"
 
@@ -163,28 +154,22 @@ def test_a_full_disk_does_not_keep_a_run_from_starting(
     assert make_trainer(save_folder=tmp_path).saved_checkpoints == []
 
 
-def test_a_folder_in_the_place_of_the_link_is_refused(make_trainer: MakeTrainer, tmp_path: Path) -> None:
-    (tmp_path / "latest-rank0.pt").mkdir()
-    with pytest.raises(ValueError, match="`save_latest_filename` must not be the name of a folder"):
-        make_trainer(save_folder=tmp_path)
-
-
 def test_a_path_without_a_checkpoint_is_told(make_trainer: MakeTrainer, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"`load_path` must be an existing checkpoint, got .*/absent"):
         make_trainer(load_path=tmp_path / "absent")
     (tmp_path / "link").symlink_to("gone")
     with pytest.raises(FileNotFoundError, match=r"`load_path` must .* link to a missing file"):
         make_trainer(load_path=tmp_path / "link")
-    for name in ["x{nope}.pt", "{}.pt", "a\0b.pt"]:
+    for name in ["x{nope}.pt", "{}.pt"]:
         with pytest.raises(ValueError, match="`load_path` must"):
             make_trainer(load_path=str(tmp_path / name))
 
 
 def test_a_folder_without_a_checkpoint_is_told(make_trainer: MakeTrainer, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"`load_path` must be a checkpoint, .* It contains no checkpoint"):
+    with pytest.raises(ValueError, match=r"`load_path` must be a checkpoint, .* It contains \[\]"):
         make_trainer(load_path=tmp_path)
     (tmp_path / "ep1.pt").touch()
-    with pytest.raises(ValueError, match=r"`load_path` must be a checkpoint, .* Give a checkpoint in it: 'ep1.pt'"):
+    with pytest.raises(ValueError, match=r"`load_path` must be a checkpoint, .* It contains \['ep1.pt'\]"):
         make_trainer(load_path=tmp_path)
     with pytest.raises(RuntimeError, match=r"is damaged: it is a folder that lacks 'composer_states.pt'"):
         load_checkpoint(tmp_path, State(model=SimpleModel(), run_name="run"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -149,15 +148,6 @@ def test_a_damaged_checkpoint_is_not_loaded(make_trainer: MakeTrainer, tmp_path:
 
     with pytest.raises(CorruptCheckpointError, match=r"ep2-ba8-rank0\.pt"):
         make_trainer(load_path=path)
-
-
-def test_a_renamed_checkpoint_is_loaded_with_a_word(make_trainer: MakeTrainer, tmp_path: Path) -> None:
-    make_trainer(save_folder=tmp_path).fit()
-    os.rename(tmp_path / "ep1-ba4-rank0.pt", tmp_path / "ep2-ba8-rank0.pt")
-
-    with pytest.warns(UserWarning, match="was saved as 'ep1-ba4-rank0.pt'"):
-        trainer = make_trainer(load_path=tmp_path / "ep2-ba8-rank0.pt")
-    assert trainer.state.timestamp.batch == 4
 
 
 def test_something_else_is_no_checkpoint(make_trainer: MakeTrainer, tmp_path: Path) -> None:

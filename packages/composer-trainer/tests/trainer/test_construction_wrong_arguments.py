@@ -290,5 +290,5 @@ def test_a_checkpoint_by_hand_has_a_name(
     make_trainer(save_folder="~/runs", run_name="r").fit()
     assert (tmp_path / "runs").is_dir()
     (tmp_path / "link").symlink_to(tmp_path / "missing")
-    with pytest.raises(ValueError, match=r"link' is a file, or a link to something that is missing"):
+    with pytest.raises(ValueError, match=r"link': it, or a part of its path, is a file or a link to something"):
         make_trainer(save_folder=tmp_path / "link", run_name="r")

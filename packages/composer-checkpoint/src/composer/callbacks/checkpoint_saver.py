@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 import weakref
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, wait
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, SupportsIndex, TypeVar
+from typing import Any, SupportsIndex
 
-from composer.callbacks.checkpoint_uploads import CheckpointUploads
 from composer.checkpoint.durable import UNDELIVERED, make_scratch_folder, remove_leftovers, replace_link
 from composer.checkpoint.file import STATES
-from composer.checkpoint.lease import Lease, is_shared
+from composer.checkpoint.lease import Lease
 from composer.checkpoint.names import (
     MLFLOW_EXPERIMENT_ID_FORMAT_KEY,
     MLFLOW_RUN_ID_FORMAT_KEY,
@@ -41,7 +38,8 @@ from composer.checkpoint.shards import (
     remove_run,
     write_run,
 )
-from composer.checkpoint.storage import Storage, UnreachableError, bucket_of, storage_of, without_password
+from composer.checkpoint.storage import Storage, bucket_of, storage_of, without_password
+from composer.checkpoint.upload import Uploader
 from composer.core import Callback, Event, State, Time, Timestamp, TimeUnit, ensure_time
 from composer.loggers import Logger
 from composer.utils import (
@@ -57,6 +55,7 @@ from composer.utils import (
     plain_int,
     plain_number,
 )
+from composer.utils.delivery import call_in_time
 from composer.utils.import_helpers import import_from_distribution
 from composer.utils.interval_scheduler import check_interval_function
 
@@ -64,9 +63,6 @@ log = logging.getLogger(__name__)
 
 NOT_RESUMABLE = "is not a checkpoint that a run can resume from: it holds only weights, or another program's data"
 
-_NOTICE_SECONDS = 5.0  # how long to wait for a store before a line is logged
-
-T = TypeVar("T")
 Interval = SupportsIndex | str | Time[Any] | Callable[[State, Event], bool]
 
 
@@ -78,13 +74,13 @@ class CheckpointSaver(Callback):
     writes; the states of all ranks are gathered first.
 
     Training continues while a remote store is down: an upload that failed in a way that may be temporary is repeated
-    with every later checkpoint and at the end of `fit`, which raises the error if that fails, too. Until then the files
-    are kept locally. A permanent failure, such as a missing permission, is raised at the next batch.
+    until it succeeds. The end of `fit` waits for uploads until `delivery_timeout`, and raises an error that names the
+    local files that did not arrive. A permanent failure, such as a missing permission, is raised at the next batch.
 
     From the construction of the Trainer to the end of `fit`, the folder is locked; see `composer.checkpoint.lease`.
     Another launch that would write the same files raises a `FolderInUseError` that names this run. Runs of other names
-    may use the folder if `filename` includes `{run_name}`. Within one process, only a Trainer that is training excludes
-    another one.
+    may use the folder if `filename` includes `{run_name}`. Within one process, a new Trainer takes the folder over from
+    an older one.
 
     A run removes only its own checkpoints: those in its folder that have its name pattern and record its name. They are
     found there when the run starts, wherever the folder was moved or copied from.
@@ -107,8 +103,7 @@ class CheckpointSaver(Callback):
         weights_only: Save the model only.
         ignore_keys: The parts to leave out; see `composer.checkpoint.glob_filter`.
         num_concurrent_uploads: The number of simultaneous uploads.
-        upload_timeout_in_seconds: The limit for waiting at the end of training for uploads that make progress; None: no
-            limit.
+        upload_timeout_in_seconds: Another name of `delivery_timeout`.
         delivery_timeout: How many seconds the end of the run waits in total for pending uploads to a store that fails
             or makes no progress, and its start for the first answer of the store. Files that were not uploaded are kept
             in the local folder that the last line of the log names. None: the Trainer's, which its services share; 60
@@ -163,7 +158,7 @@ class CheckpointSaver(Callback):
         check_finite(least=1, num_concurrent_uploads=num_concurrent_uploads)
         limits = {"upload_timeout_in_seconds": upload_timeout_in_seconds, "delivery_timeout": delivery_timeout}
         check_finite(above=0, **{name: seconds for name, seconds in limits.items() if seconds is not None})
-        self.delivery_timeout = delivery_timeout
+        self.delivery_timeout = upload_timeout_in_seconds if delivery_timeout is None else delivery_timeout
         given = {"folder": folder, "filename": filename, "latest_filename": latest_filename}
         given |= {"remote_file_name": remote_file_name, "latest_remote_file_name": latest_remote_file_name}
         _check_names({argument: os.fspath(name) for argument, name in given.items() if name is not None})
@@ -194,7 +189,7 @@ class CheckpointSaver(Callback):
         self._in_fit = False  # so `finalize` will be called
         self.overwrite, self.weights_only, self.ignore_keys = overwrite, weights_only, ignore_keys
         self.num_concurrent_uploads = plain_number(num_concurrent_uploads)
-        self.upload_timeout_in_seconds = upload_timeout_in_seconds
+        self.upload_timeout_in_seconds = self.delivery_timeout
         self.best = BestCheckpoints(num_best_checkpoints_to_keep, monitor, monitor_mode)
         self.saved_checkpoints: list[str] = []
         self.all_saved_checkpoints_to_timestamp: dict[str, Timestamp] = {}
@@ -225,8 +220,6 @@ class CheckpointSaver(Callback):
             link = self.latest_filename.format(state)
             checkpoints = partial_format(files.format(state, keep_placeholders=True), run_name=state.run_name, rank=0)
             check_link(link, checkpoints)
-            if self.best.monitor is not None:
-                check_link(os.path.join(os.path.dirname(link), _best_name(os.path.basename(link))), checkpoints)
 
     # ---- when to save ----
 
@@ -266,7 +259,7 @@ class CheckpointSaver(Callback):
                 if self._uri is not None:  # detect wrong credentials now, not after hours of training
                     uri = format_name_with_dist(self._uri, state.run_name)
                     limit = delivery_timeout if self.delivery_timeout is None else self.delivery_timeout
-                    call_store_with_timeout(uri, lambda: storage_of(uri).check_writable(), limit)
+                    call_in_time(storage_of(uri).check_writable, limit, f"Writing to {without_password(uri)}")
                 held = (saver._lease for saver in savers_of(state) if saver._lease and saver._folder_of(state) == where)
                 files = checkpoint_pattern(state, self.filename).filename
                 if self._uri is not None and self.remote_file_name is not None:
@@ -290,21 +283,15 @@ class CheckpointSaver(Callback):
 
     @contextmanager
     def training(self, state: State) -> Iterator[None]:
-        """Hold the lease while the run trains, and release the lease if training succeeds. Call it on every rank."""
+        """Hold the lease while the run trains, and release it if training succeeds. Call it on every rank."""
         self.reserve(state)
-        lease = self._lease
-        before = lease is not None and lease.active
         self._in_fit = True
         try:
-            if lease is not None:
-                lease.active = True
             yield
         finally:
             self._in_fit = False
-            if lease is not None:
-                lease.active = before
-        if lease is not None and not before:
-            lease.release()
+        if self._lease is not None:  # after an error, uploads go on until `post_close`
+            self._lease.release()
 
     def init(self, state: State, logger: Logger) -> None:
         if state.fsdp_sharded_state_dict_enabled and self._writer.asynchronous:
@@ -323,11 +310,11 @@ class CheckpointSaver(Callback):
             self.reserve(state, logger.delivery_deadline.timeout)
         if self._uri is None or dist.get_global_rank() != 0:
             return
-        self.remote_uploader = CheckpointUploads(
+        self.remote_uploader = Uploader(
             self.bucket(state),
             concurrent=self.num_concurrent_uploads,
-            deadline=logger.delivery_deadline.for_service(self.delivery_timeout),
-            limit=self.upload_timeout_in_seconds,
+            timeout=logger.delivery_deadline.for_service(self.delivery_timeout),
+            rides_out=True,
         )
 
     def _fill_mlflow_ids(self, logger: Logger) -> None:
@@ -388,7 +375,6 @@ class CheckpointSaver(Callback):
         """
         folder = Path(format_name_with_dist(self.folder, state.run_name))
         folder.mkdir(parents=True, exist_ok=True)
-        own = checkpoint_pattern(state, self.filename).filename.replace("{run_name}", state.run_name)
         if not self.overwrite and not self.continues:
             self._check_fixed_name(state, folder)
             try:
@@ -401,8 +387,10 @@ class CheckpointSaver(Callback):
                     f"{error} It was left by another run, or by an earlier one or `fit` of this name. To continue that "
                     f"run, pass `autoresume=True`; to start again and replace its files, pass `save_overwrite=True`."
                 ) from None
-        shared = is_shared(folder)  # runs of other names may be writing other files now
-        for name in remove_leftovers(folder, lambda name: not shared or counts_of_name(name, own) is not None):
+        files = checkpoint_pattern(state, self.filename).filename
+        own, is_shared = files.replace("{run_name}", state.run_name), "{run_name}" in files
+        # In a shared folder, runs of other names may be writing other files now.
+        for name in remove_leftovers(folder, lambda name: not is_shared or counts_of_name(name, own) is not None):
             log.info("Removed %s, which a process that was killed while saving left in %s.", name, folder)
 
     def _check_fixed_name(self, state: State, folder: Path) -> None:
@@ -410,15 +398,12 @@ class CheckpointSaver(Callback):
         path = folder / partial_format(self.filename.filename, run_name=state.run_name, rank=0)
         if "{" in path.name or not path.exists():
             return
-        identity = identify_run(path)
-        if identity is not None:
-            if identity[0] != state.run_name:
-                raise FileExistsError(name_conflict_message(state.run_name, str(path), identity[0]))
-            return
-        # A file of weights that the Trainer has saved may be replaced, and so may an empty file.
+        run_name, _ = identify_run(path) or (None, None)
         content = outline_of_run(path)
-        if not (isinstance(content, dict) and isinstance(content.get("state"), dict)) and path.stat().st_size > 0:
-            raise FileExistsError(name_conflict_message(state.run_name, str(path), None))
+        # A file of weights that the Trainer has saved names no run, and may be replaced, and so may an empty file.
+        is_weights = (isinstance(content, dict) and isinstance(content.get("state"), dict)) or path.stat().st_size == 0
+        if run_name != state.run_name and (run_name is not None or not is_weights):
+            raise FileExistsError(name_conflict_message(state.run_name, str(path), run_name))
 
     def _check_store(self, state: State, names: PartialFilePath) -> None:
         """Check that the store has no file that this run would replace.
@@ -427,14 +412,7 @@ class CheckpointSaver(Callback):
             FileExistsError: The store has such a file.
         """
         pattern = format_name_with_dist(completion_pattern(state, names), state.run_name, rank=0)
-        try:
-            existing = self.bucket(state).find(pattern.partition("{")[0].rpartition("/")[0])
-        except Exception as error:  # noqa: BLE001 - the store may allow writing, but not listing
-            log.warning(
-                "%s cannot be listed, so a file that exists there is only reported by its upload: %s",
-                self._folder_of(state), error,
-            )  # fmt: skip
-            return
+        existing = self.bucket(state).find(pattern.partition("{")[0].rpartition("/")[0])
         root = self.remote_root or ""
         if pattern in existing and self.last_checkpoint_batch is None:  # a name without counts
             raise FileExistsError(f"`{root}{pattern}` exists already.")
@@ -447,9 +425,8 @@ class CheckpointSaver(Callback):
         if self.remote_uploader is not None:
             with self._keeping_files_on_upload_error():
                 self.remote_uploader.check()
-            if self._marked_undelivered and not self._is_writing:
+            if self._marked_undelivered and not (self.remote_uploader.pending or self._writer.busy):
                 self._mark_undelivered(False)
-                self._rotate()
         self._save_if_due(Event.BATCH_CHECKPOINT, state, logger)
 
     def epoch_checkpoint(self, state: State, logger: Logger) -> None:
@@ -496,7 +473,6 @@ class CheckpointSaver(Callback):
             with self._keeping_files_on_upload_error():
                 self.remote_uploader.wait()
             self._mark_undelivered(False)
-            self._rotate()
 
     @contextmanager
     def _keeping_files_on_upload_error(self) -> Iterator[None]:
@@ -538,14 +514,10 @@ class CheckpointSaver(Callback):
         """
         self.reserve(state, logger.delivery_deadline.timeout)
         self._save_checkpoint(state, logger)
-        if self._lease is not None and not self._lease.active and not self._is_writing:
-            self._lease.release()
-
-    @property
-    def _is_writing(self) -> bool:
-        """True while a checkpoint is saved or uploaded in the background."""
-        uploading = self.remote_uploader is not None and bool(self.remote_uploader.paths)
-        return uploading or self._writer.busy
+        if not self._in_fit:
+            self.flush()
+            if self._lease is not None:
+                self._lease.release()
 
     def _save_checkpoint(self, state: State, logger: Logger, names: dict[str, str] | None = None) -> None:
         """Save now, under the names that `_format_names` gives now or has given. Call it on every rank."""
@@ -599,7 +571,8 @@ class CheckpointSaver(Callback):
         remote, link = names.get("remote"), names.get("latest_remote")
         if remote is not None and self.remote_uploader is not None:
             named = None if link is None else (f"{link}.symlink", remote)
-            self.remote_uploader.upload(path, remote, overwrite=overwrite, link=named)
+            *others, last = files_of_run(Path(path), remote)
+            self.remote_uploader.upload(*last, overwrite=overwrite, link=named, before=others)
         elif remote is not None and logger.has_file_upload_destination():
             for file, name in files_of_run(Path(path), remote):
                 logger.upload_file(name, file, overwrite=overwrite)
@@ -632,8 +605,7 @@ class CheckpointSaver(Callback):
         if self.num_checkpoints_to_keep < 0:
             return
         newest = self.saved_checkpoints[max(0, len(self.saved_checkpoints) - self.num_checkpoints_to_keep) :]
-        unsent = set() if self.remote_uploader is None else self.remote_uploader.paths
-        keep = {*newest, *self.best.paths, *unsent}
+        keep = {*newest, *self.best.paths}
         for path in [path for path in self.saved_checkpoints if path not in keep]:
             self.saved_checkpoints.remove(path)
             remove_run(Path(path))
@@ -695,44 +667,6 @@ def hold_leases(state: State) -> Iterator[None]:
 def savers_of(state: State) -> list[CheckpointSaver]:
     """Return the savers among the callbacks of a run."""
     return [callback for callback in state.callbacks if isinstance(callback, CheckpointSaver)]
-
-
-def call_store_with_timeout(store: str, request: Callable[[], T], limit: float | None = None) -> T:
-    """Send a request to a remote store and return its answer, logging a line if that takes some seconds.
-
-    A client that hangs cannot be interrupted, so the request is sent in a daemon thread, which ends with the process.
-
-    Args:
-        store: Its URI, for messages.
-        request: Sends the request.
-        limit: How many seconds to wait; None: as long as the store's client waits.
-
-    Raises:
-        UnreachableError: The store has not answered in time.
-        Exception: What the request raised.
-    """
-    answer: Future[T] = Future()
-    store = without_password(store)
-
-    def send() -> None:
-        try:
-            answer.set_result(request())
-        except BaseException as error:  # noqa: BLE001 - raised by `result`
-            answer.set_exception(error)
-
-    threading.Thread(target=send, name="composer-store-request", daemon=True).start()
-    notice = _NOTICE_SECONDS if limit is None else min(limit, _NOTICE_SECONDS)
-    if not wait([answer], notice).done:
-        left = None if limit is None else limit - notice
-        log.warning(
-            "Waiting for %s to answer%s ...", store, "" if limit is None else f", for at most {limit:g} seconds"
-        )
-        if not wait([answer], left).done:
-            raise UnreachableError(
-                f"{store} has not answered in {limit:g} seconds. Check its URI and endpoint, the network and that the "
-                f"store runs, or pass a larger `delivery_timeout`."
-            )
-    return answer.result()
 
 
 def checkpoint_pattern(state: State, files: PartialFilePath) -> PartialFilePath:

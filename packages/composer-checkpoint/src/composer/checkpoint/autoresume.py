@@ -11,7 +11,7 @@ import logging
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -19,7 +19,7 @@ from typing import NamedTuple
 from composer.callbacks.checkpoint_saver import NOT_RESUMABLE, CheckpointSaver, name_conflict_message
 from composer.checkpoint.durable import follow_link, scratch_folder
 from composer.checkpoint.file import STATES, check_file
-from composer.checkpoint.names import check_pattern, counts_of_name, was_swapped
+from composer.checkpoint.names import check_pattern, counts_of_name
 from composer.checkpoint.ranks import on_first_rank
 from composer.checkpoint.safe_load import CorruptCheckpointError, UnsafeCheckpointError
 from composer.checkpoint.shards import INDEX, check_run, download_run, fetch_run, identify_run, is_sharded_run
@@ -43,8 +43,8 @@ def check_load_path(path: str, run_name: str) -> None:
     if is_uri(path):
         return
     file = follow_link(Path(partial_format(path, run_name=run_name, rank=0, local_rank=0, node_rank=0)))
-    if is_sharded_run(file) or file.is_file():
-        return
+    if is_sharded_run(file) or file.is_file() or any(file.glob("*.distcp")):
+        return  # reading an incomplete folder of shards explains what is missing
     if not file.exists():
         check_pattern("load_path", path, times=False)
         broken = " It is a link to a missing file." if file.is_symlink() else ""
@@ -52,22 +52,9 @@ def check_load_path(path: str, run_name: str) -> None:
             f"`load_path` must be an existing checkpoint, got {path!r}. There is no checkpoint {str(file)!r}.{broken} "
             f"Give the path of one, or leave it out to start a new run."
         )
-    if not file.is_dir():  # reading a pipe would wait forever
-        raise ValueError(
-            f"`load_path` must be a checkpoint, got {path!r}, which is neither a regular file nor a folder."
-        )
-    if any(file.glob("*.distcp")):
-        return  # an incomplete checkpoint; reading it explains what is missing
-    entries = [entry for entry in file.iterdir() if not entry.name.startswith(".")]
-    checkpoints = sorted(entry.name for entry in entries if entry.is_file() or is_sharded_run(entry))
-    hint = (
-        f"Give a checkpoint in it: {', '.join(map(repr, checkpoints[:5]))}"
-        if checkpoints
-        else "It contains no checkpoint"
-    )
     raise ValueError(
-        f"`load_path` must be a checkpoint, a file or a folder of shards with {STATES!r}, got the folder {path!r}. "
-        f"{hint}."
+        f"`load_path` must be a checkpoint, a file or a folder of shards with {STATES!r}, got {path!r}, which is "
+        f"neither. It contains {sorted(entry.name for entry in file.glob('[!.]*'))[:5]}."
     )
 
 
@@ -158,13 +145,9 @@ def _newest(
             path = fetch()
             if path is None or (path.is_dir() and not is_sharded_run(path)):
                 continue
-            if not path.is_dir() and not path.is_file():  # nothing else is opened: reading a pipe would block
-                raise CorruptCheckpointError(path, "it is not a file")
             identity = identify_run(path)
             if identity is None or identity[0] == state.run_name:
-                saved_as = check_run(path) if path.is_dir() else check_file(path)
-                if saved_as is not None and was_swapped(saved_as, path.resolve().name):
-                    raise CorruptCheckpointError(path, f"it was saved as {saved_as!r}, and copied over another one")
+                (check_run if path.is_dir() else check_file)(path)
         except (CorruptCheckpointError, UnsafeCheckpointError, FileNotFoundError) as error:
             reason = error.reason if isinstance(error, CorruptCheckpointError) else str(error)
             tried.append(f"{shown!r} ({reason})")
@@ -239,13 +222,8 @@ def _in_store(saver: CheckpointSaver, state: State, target: Path, progress_bar: 
     linked = None
     if saver.latest_remote_file_name is not None:
         link = f"{saver.latest_remote_file_name.format(state)}.symlink"
-        try:
+        with suppress(FileNotFoundError):
             linked = store.read_text(link).strip()
-        except FileNotFoundError:
-            pass
-        except Exception as error:
-            if not names or not store.is_damaged(link, error):
-                raise
     if linked and linked not in names:  # saved under another name than the present one
         yield _Candidate(store.uri(linked), partial(_download, store, linked, target, progress_bar))
     for name in names:
@@ -253,24 +231,12 @@ def _in_store(saver: CheckpointSaver, state: State, target: Path, progress_bar: 
 
 
 def _download(store: Storage, name: str, target: Path, progress_bar: bool) -> Path | None:
-    """Download a checkpoint; return None for an incomplete folder of shards.
-
-    Raises:
-        CorruptCheckpointError: The store works, but does not deliver it.
-        StorageError: The store cannot be read.
-    """
+    """Download a checkpoint; return None for an incomplete folder of shards."""
     path = target / name
-    try:
-        if not download_run(store.uri(name), path, progress_bar):
-            if not store.exists(name):
-                return None
-            store.download(name, path, progress=progress_bar)
-    except (CorruptCheckpointError, UnsafeCheckpointError, FileNotFoundError):
-        raise
-    except Exception as error:
-        if not store.is_damaged(name, error):
-            raise
-        raise CorruptCheckpointError(path, f"the store works, but does not deliver it: {error}") from error
+    if not download_run(store.uri(name), path, progress_bar):
+        if not store.exists(name):
+            return None
+        store.download(name, path, progress=progress_bar)
     return path
 
 
@@ -298,12 +264,8 @@ def _in_loggers(
             if not fetch_run(get, name, path):
                 get(name, path)
         except (NotImplementedError, FileNotFoundError):
-            return None  # it stores no files, or not this one
-        except Exception:
-            if destination.can_upload_files():
-                raise
-            return None  # it stores none, so failures do not matter
+            return None  # it has no such file
         return path
 
-    for destination in destinations:
+    for destination in (each for each in destinations if each.can_upload_files()):
         yield _Candidate(f"{latest} of {type(destination).__name__}", partial(fetch, destination))

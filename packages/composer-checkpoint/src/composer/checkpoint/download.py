@@ -16,7 +16,6 @@ from composer.checkpoint.durable import LINK_SUFFIX, replacing, symlink_or_copy
 from composer.checkpoint.names import MLFLOW_DBFS_PATH_PREFIX
 from composer.checkpoint.ranks import on_first_rank
 from composer.checkpoint.storage import (
-    Storage,
     check_size,
     report_to,
     retrying,
@@ -26,7 +25,6 @@ from composer.checkpoint.storage import (
 )
 from composer.utils import is_uri, parse_uri, renamed_arguments
 
-_MOST_LINKS = 10
 _TIMEOUT_SECONDS = 60.0
 
 
@@ -55,7 +53,6 @@ def get_file(
         FileExistsError: `destination` exists, and `overwrite` is False.
         FileNotFoundError: There is no such file.
         StorageError: The store cannot be read, after several attempts.
-        ValueError: A `.symlink` leads to itself.
         TypeError: `object_store` cannot download files.
     """
     target = Path(destination).expanduser()
@@ -63,7 +60,7 @@ def get_file(
         raise FileExistsError(f"`destination` {str(target)!r} already exists. Pass `overwrite=True` to replace it.")
     target.parent.mkdir(parents=True, exist_ok=True)
     source = os.fspath(path) if object_store is not None else os.path.expanduser(path)
-    _get(source, target, _Source(object_store), progress_bar, _MOST_LINKS)
+    _get(source, target, _Source(object_store), progress_bar)
 
 
 @renamed_arguments(path="source_path")
@@ -91,11 +88,10 @@ def linked_uris(uri: str) -> list[str]:
 
 
 class _Source:
-    """The places files come from, with their open connections."""
+    """The places files come from."""
 
     def __init__(self, object_store: Any) -> None:
         self.object_store = object_store
-        self._storages: dict[str, Storage] = {}
 
     def fetch(self, path: str, target: Path, progress: bool) -> None:
         """Fetch a file to `target`, which is only replaced by a complete file; links in stores are not followed."""
@@ -115,9 +111,7 @@ class _Source:
                 retrying(attempt, f"download {uri}", uri, str(target.parent))
         else:
             folder, _, name = path.rpartition("/")
-            if folder not in self._storages:
-                self._storages[folder] = storage_of(f"{folder}/")
-            self._storages[folder].download(name, target, progress)
+            storage_of(f"{folder}/").download(name, target, progress)
 
     def read_link(self, path: str) -> str:
         """Read the text of a `.symlink` file."""
@@ -127,7 +121,7 @@ class _Source:
             return file.read_text(encoding="utf-8").strip()
 
 
-def _get(path: str, target: Path, source: _Source, progress: bool, links: int) -> None:
+def _get(path: str, target: Path, source: _Source, progress: bool) -> None:
     if not path.endswith(LINK_SUFFIX):
         try:
             source.fetch(path, target, progress)
@@ -140,16 +134,14 @@ def _get(path: str, target: Path, source: _Source, progress: bool, links: int) -
         path += LINK_SUFFIX
     else:
         named = source.read_link(path)
-    shown = without_password(path)
-    if links == 0:
-        raise ValueError(f"`path` must lead to a file, but {shown!r} is the last of {_MOST_LINKS} links in a row.")
     missing: FileNotFoundError | None = None
     for candidate in _candidates(path, named, source.object_store):
         try:
-            _get(candidate, target, source, progress, links - 1)
+            _get(candidate, target, source, progress)
             return
         except FileNotFoundError as error:
             missing = missing or error
+    shown = without_password(path)
     raise FileNotFoundError(f"{shown!r} links to {without_password(named)!r}, which does not exist.") from missing
 
 

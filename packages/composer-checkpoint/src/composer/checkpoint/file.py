@@ -29,9 +29,7 @@ import shutil
 import struct
 import tarfile
 import zlib
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -67,7 +65,6 @@ _OF_ALL_BYTES, _OUTSIDE_PARTS = b"1 ", b"2 "  # the formats of the checksum
 _DIGEST_LENGTH = 64  # hexadecimal digits of a SHA-256
 _COMMENT_LENGTH = 2  # bytes of the last field of a zip archive, the length of its comment
 _BLOCK = 1 << 20
-_THREADS = max(1, min(4, os.cpu_count() or 1) - 1)  # besides the one that loads; each is faster than it
 
 
 def write_file(
@@ -91,8 +88,7 @@ def write_file(
     with atomic_write(target) as temporary, ExitStack() as stack:
         plain = temporary
         if is_packed:
-            # Next to the target, because that disk needs the space anyway.
-            plain = temporary_path(target.parent / STATES)
+            plain = temporary_path(target)  # next to the target, because that disk needs the space anyway
             stack.callback(plain.unlink, missing_ok=True)
         has_crc = bool(torch.serialization.get_crc32_options())  # torch may be told to compute none
         kind = PlainPickler if on_pickled is None else _notifying_pickler(on_pickled)
@@ -301,17 +297,13 @@ def _stream(path: Path, name: str) -> Iterator[IO[bytes]]:
 def _open_checked(path: Path) -> Iterator[tuple[io.BufferedReader, str | None]]:
     """Open a checkpoint, and check it. Yield the file and the name that is recorded beside the checksum.
 
-    When the body begins, everything but the bytes of tensors was checked. Those are checked in threads while the body
-    runs, as reading and checksums release the GIL, and the context ends when they are checked, too. The content must
-    not be used before that.
-
     Raises:
         CorruptCheckpointError: The file is not what was written.
     """
     size = path.stat().st_size
     if size == 0:
         raise CorruptCheckpointError(path, "it is empty")
-    with open(path, "rb", buffering=0) as raw, ThreadPoolExecutor(_THREADS) as pool:
+    with open(path, "rb", buffering=0) as raw:
         start = raw.read(4)
         version, saved_as = _read_footer(raw, size, start)
         is_pickle = saved_as is None and start[:1] == b"\x80"  # torch before 1.6 wrote pickles, without checksums
@@ -320,22 +312,12 @@ def _open_checked(path: Path) -> Iterator[tuple[io.BufferedReader, str | None]]:
             if start != b"PK\x03\x04" and saved_as is None:
                 raise CorruptCheckpointError(path, "it is neither a zip archive nor a pickle")
             parts = parts_of_archive(raw, path)
-        if saved_as is not None:
-            actual = _hash(raw, size - _DIGEST_LENGTH, parts).hexdigest()
-            if actual != raw.read(_DIGEST_LENGTH).decode("latin-1"):
+        if parts or saved_as is not None:
+            actual = _hash(raw, size - _DIGEST_LENGTH, parts, path).hexdigest()
+            if saved_as is not None and actual != raw.read(_DIGEST_LENGTH).decode("latin-1"):
                 raise CorruptCheckpointError(path, "its checksum does not match its content")
-        others, tensors = deque[tuple[str, Part]](), deque[tuple[str, Part]]()
-        for item in parts.items():
-            (tensors if "/data/" in item[0] else others).append(item)
-        _check_parts(raw, path, others)
         raw.seek(0)
-        running = [pool.submit(_check_parts, raw, path, tensors) for _ in range(_THREADS)]
-        try:
-            yield io.BufferedReader(raw), saved_as
-            for future in running:
-                future.result()
-        finally:
-            tensors.clear()  # the threads end
+        yield io.BufferedReader(raw), saved_as
 
 
 def _read_footer(file: io.FileIO, size: int, start: bytes) -> tuple[bytes, str | None]:
@@ -360,39 +342,40 @@ def _read_footer(file: io.FileIO, size: int, start: bytes) -> tuple[bytes, str |
     return b"", None
 
 
-def _check_parts(file: io.FileIO, path: Path, parts: deque[tuple[str, Part]]) -> None:
-    """Check parts by their CRC-32, and remove them from a queue that threads share."""
-    block = memoryview(bytearray(_BLOCK))
-    while parts:
-        try:
-            name, part = parts.popleft()
-        except IndexError:  # another thread took the last one
-            return
-        crc, done = 0, 0
-        while done < part.size and (count := _read_at(file, path, part.start + done, block[: part.size - done])):
-            crc = crc32(block[:count], crc)
-            done += count
-        if done < part.size or crc != part.crc:
-            raise CorruptCheckpointError(path, f"its checksum does not match its content, in its member {name!r}")
+def _hash(file: io.FileIO, end: int, parts: Mapping[str, Part], checked: Path | None = None) -> hashlib._Hash:
+    """Return the running SHA-256 of the first `end` bytes of a file, except some parts; leave the file there.
 
+    Args:
+        file: The file.
+        end: The number of bytes.
+        parts: The parts by name, which are checked by their CRC-32 if `checked` is given.
+        checked: The path of the file, for the message.
 
-def _read_at(file: io.FileIO, path: Path, start: int, target: memoryview) -> int:
-    """Read from an open file without moving its position."""
-    if hasattr(os, "preadv"):
-        return os.preadv(file.fileno(), [target], start)
-    with open(path, "rb", buffering=0) as other:  # Windows, where an open file cannot be replaced meanwhile
-        other.seek(start)
-        return other.readinto(target) or 0
-
-
-def _hash(file: io.FileIO, end: int, without: Mapping[str, Part]) -> hashlib._Hash:
-    """Return the running SHA-256 of the first `end` bytes of a file, except some parts; leave the file there."""
+    Raises:
+        CorruptCheckpointError: A part is not what was written.
+    """
     digest, block, at = hashlib.sha256(), memoryview(bytearray(_BLOCK)), 0
-    for part in (*sorted(without.values()), Part(end, 0, 0)):
+
+    def read(size: int) -> Iterator[memoryview]:
+        while size > 0 and (count := file.readinto(block[: min(size, _BLOCK)])):  # 0 if the file became shorter
+            yield block[:count]
+            size -= count
+
+    for name in sorted(parts, key=parts.__getitem__):
+        part = parts[name]
         file.seek(at)
-        left = part.start - at
-        while left > 0 and (count := file.readinto(block[: min(left, _BLOCK)])):  # 0 if the file became shorter
-            digest.update(block[:count])
-            left -= count
+        for data in read(part.start - at):
+            digest.update(data)
         at = part.start + part.size
+        if checked is not None:
+            crc = 0
+            for data in read(part.size):
+                crc = crc32(data, crc)
+            if crc != part.crc:
+                raise CorruptCheckpointError(
+                    checked, f"its checksum does not match its content, in its member {name!r}"
+                )
+    file.seek(at)
+    for data in read(end - at):
+        digest.update(data)
     return digest

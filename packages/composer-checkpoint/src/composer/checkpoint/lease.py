@@ -48,19 +48,18 @@ class FolderInUseError(ComposerError, RuntimeError):
 class Lease:
     """The exclusive right of a run to save to a folder.
 
+    Within one process, a new lease takes the folder over from an older one: a notebook may create a new Trainer without
+    closing the old one.
+
     Args:
         where: The folder, a path or a URI; created if necessary when the lease is taken.
         run_name: The run.
         files: The pattern of the files that the run writes there. If it holds `{run_name}`, only runs of the same name
             exclude each other.
-
-    Attributes:
-        active: True if its run is training. Within one process, only an active lease excludes another run: a notebook
-            may create a new Trainer without closing the old one.
     """
 
     def __init__(self, where: str, run_name: str, files: str) -> None:
-        self.where, self.run_name, self.active = without_password(where), run_name, False
+        self.where, self.run_name = without_password(where), run_name
         name = ".composer"
         if "{run_name}" in files:
             name += f"-{hashlib.sha256(run_name.encode()).hexdigest()[:12]}"
@@ -94,17 +93,13 @@ class Lease:
             return
         other = _HELD.get(self._lock.lock_file)
         if other is not None and other._record is not None:
-            if other.active:
-                advice = "It is another Trainer of this process, which is training. Wait until it ends"
-                raise FolderInUseError(self._refusal(other._record, advice))
             other.release()
             other._lost = "another Trainer of this process"
-        host = socket.gethostname()
-        own: dict[str, Any] = {"run_name": self.run_name, "host": host, "pid": os.getpid(), "since": time.time()}
-        own["token"] = secrets.token_hex(8)
+        host, now = socket.gethostname(), time.time()
+        own = {"run_name": self.run_name, "host": host, "pid": os.getpid(), "since": now, "token": secrets.token_hex(8)}
         try:
-            found, locked = self._wait_for_owner(host)
-            own["renewed"], own["lock"] = time.time(), self._identify_lock(host) if locked else None
+            found = self._wait_for_owner(host)
+            own["renewed"] = time.time()
             # Some stores cannot create a file exclusively and return None. Of two simultaneous launches there, the one
             # that writes last gets the folder, and the other one raises an error at its first save.
             created = None if found is not None else self._folder.write_new_text(self.name, json.dumps(own))
@@ -118,8 +113,8 @@ class Lease:
         self._record, self._lost, self._renewed = own, None, time.monotonic()
         _HELD[self._lock.lock_file] = self
 
-    def _wait_for_owner(self, host: str) -> tuple[dict[str, Any] | None, bool]:
-        """Wait until the owner is known to be gone; return its record, if any, and True if this process has the lock.
+    def _wait_for_owner(self, host: str) -> dict[str, Any] | None:
+        """Wait until the owner is known to be gone; return its record, if any.
 
         Raises:
             FolderInUseError: The owner is alive.
@@ -129,15 +124,14 @@ class Lease:
         while True:
             locked, found = self._try_lock(), self._read()
             record = found or {}
-            if locked is False and record.get("host") == host:
-                raise FolderInUseError(self._refusal(record))
+            is_here = record.get("host") == host
             if found is None and locked is not False:
-                return None, bool(locked)
-            if locked and record.get("lock") == self._identify_lock(host):
-                log.info("Took over %s from a run that has ended: %s.", self.where, _describe(record))
-                return found, True
-            if first is not None and record != first:
+                return None
+            if (is_here and locked is False) or (first is not None and record != first):
                 raise FolderInUseError(self._refusal(record))
+            if is_here and locked:
+                log.info("Took over %s from a run that has ended: %s.", self.where, _describe(record))
+                return found
             if max(_age(record), time.monotonic() - began) > STALE_SECONDS:
                 if locked is False:
                     advice = f"Wait until it ends; if its host is gone, remove {self._lock.lock_file!r}"
@@ -147,13 +141,14 @@ class Lease:
                         "Taking over %s from %s, which has not renewed its lease for %.0f seconds. If it still runs, "
                         "it stops at its next batch or save.", self.where, _describe(record), STALE_SECONDS,
                     )  # fmt: skip
-                return found, bool(locked)
+                return found
             if first is None:
                 first = record
                 log.warning(
                     "%s was in use %.0f s ago by %s. This process cannot tell whether that run is alive: waiting up to "
-                    "%.0f seconds for it to renew its lease, and taking the folder over if it does not.",
-                    self.where, _age(record), _describe(record), STALE_SECONDS - max(_age(record), 0.0),
+                    "%.0f seconds for it to renew its lease, and taking the folder over if it does not. If you know "
+                    "that it has ended, remove %r there.",
+                    self.where, _age(record), _describe(record), STALE_SECONDS - max(_age(record), 0.0), self.name,
                 )  # fmt: skip
             time.sleep(_POLL_SECONDS)
 
@@ -168,11 +163,6 @@ class Lease:
         except (OSError, NotImplementedError):
             return None
         return True
-
-    def _identify_lock(self, host: str) -> str:
-        """Identify the lock file: containers may share the name of a host, but not its temporary folder."""
-        file = os.stat(self._lock.lock_file)
-        return f"{host} {file.st_dev} {file.st_ino}"
 
     def _refusal(self, record: dict[str, Any], advice: str = "") -> str:
         advice = advice or f"Wait until it ends, stop it (`kill {record.get('pid')}` on {record.get('host')})"
@@ -219,7 +209,7 @@ class Lease:
 
     def release(self) -> None:
         """Release the lease, waiting some seconds for a store; it may be taken again later. Safe to call twice."""
-        own, self._record, self._lost, self.active = self._record, None, None, False
+        own, self._record, self._lost = self._record, None, None
 
         def remove() -> None:
             with self._writing, suppress(Exception):  # if it fails, the next launch takes the lease over
@@ -239,7 +229,7 @@ class Lease:
     def _read(self) -> dict[str, Any] | None:
         """Return the record; None if there is none, empty if it is damaged or being written."""
         try:
-            record = json.loads(self._folder.read_bytes(self.name))
+            record = json.loads(self._folder.read_text(self.name))
         except FileNotFoundError:
             return None
         except ValueError:
@@ -260,8 +250,8 @@ class _LocalFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def read_bytes(self, name: str) -> bytes:
-        return (self.path / name).read_bytes()
+    def read_text(self, name: str) -> str:
+        return (self.path / name).read_text(encoding="utf-8")
 
     def write_new_text(self, name: str, text: str) -> bool:
         try:
@@ -277,11 +267,6 @@ class _LocalFolder:
 
     def delete(self, name: str) -> None:
         (self.path / name).unlink(missing_ok=True)
-
-
-def is_shared(folder: Path) -> bool:
-    """Return True if several runs, whose file names hold their names, have records in a local folder."""
-    return len(list(folder.glob(".composer*.owner"))) > 1
 
 
 def _in_thread(call: Callable[[], object], seconds: float) -> threading.Thread:

@@ -225,8 +225,7 @@ def load_optim_checkpoint(
             f"model with them, and the optimizer without."
         )
     if not options.sharded_checkpoint and not sharded:
-        own = get_optim_state_dict(module, optim, precision=None)
-        loaded = _merged(read_file(path)[0], own, options.include_keys, options.ignore_keys, options.strict)
+        loaded = _merged(read_file(path)[0], get_optim_state_dict(module, optim, precision=None), options)
         state = State(model=module, optimizers=optim)
         (name,) = state.get_optim_state_dict()
         state.load_optim_state({"optimizers": {name: loaded}}, options.strict)
@@ -305,7 +304,7 @@ def _local_folder(load_path: str, parts: list[str], file: str) -> Iterator[Path]
         for name in {METADATA_NAME, file} & {*root.list()}:
             root.download(name, folder / name)
         for part in parts:
-            for name in storage_of(f"{load_path.rstrip('/')}/{part}").list():
+            for name in root.to_folder(part).list():
                 root.download(f"{part}/{name}", folder / part / name)
 
     with on_each_node(fetch) as folder:
@@ -360,42 +359,28 @@ def _check_names(
     warnings.warn(f"The saved model does not match this one: {text}.", stacklevel=4)
 
 
-def _merged(
-    saved: dict[str, Any], own: dict[str, Any], include_keys: Keys | None, ignore_keys: Keys | None, strict: bool
-) -> dict[str, Any]:
-    """Merge the saved state of the selected parameters with the current state of the others.
-
-    Args:
-        saved: The file's state.
-        own: The optimizer's current state.
-        include_keys: Patterns of the only parameters requested.
-        ignore_keys: Patterns of parameters not requested.
-        strict: True if both must hold the same parameters of those that are requested.
+def _merged(saved: dict[str, Any], own: dict[str, Any], options: CheckpointLoadOptions) -> dict[str, Any]:
+    """Return the saved state of the selected parameters, and the current state of the others.
 
     Raises:
-        KeyError: `strict`, and they do not.
+        KeyError: `strict`, and the file lacks a selected parameter.
     """
     # A state without these keys has a format of its own, which cannot be merged.
     if not all({"state", "param_groups"} <= state.keys() for state in (own, saved)):
         return saved
-    here, there = _parameters(own), _parameters(saved)
+    here, there = ({name for group in state["param_groups"] for name in group["params"]} for state in (own, saved))
     if not all(isinstance(name, str) for name in there):  # numbered, as in torch
         return saved
-    requested = {*selected(dict.fromkeys([*here, *there]), include_keys, ignore_keys)}
-    differing = {*here} ^ {*there} if strict else set()
-    if differing & requested:
+    requested = {*selected(sorted(here | there), options.include_keys, options.ignore_keys)}
+    if options.strict and (differing := (here ^ there) & requested):
         raise KeyError(
-            f"The saved optimizer and this one hold different parameters: {sorted(differing & requested)}. Build it "
-            f"from the same parameters, or pass `strict=False` to load those that both have."
+            f"The saved optimizer and this one hold different parameters: {sorted(differing)}. Build it from the same "
+            f"parameters, or pass `strict=False` to load those that both have."
         )
-    taken = requested & {*there}
-    states = {name: value for name, value in own["state"].items() if name not in taken}
-    states |= {name: value for name, value in saved["state"].items() if name in taken}
-    groups, own_groups = saved["param_groups"], own["param_groups"]
-    if (include_keys is not None or ignore_keys is not None) and len(groups) == len(own_groups):
-        groups = [{**group, "params": other["params"]} for group, other in zip(groups, own_groups, strict=True)]
+    states = {name: value for name, value in own["state"].items() if name not in requested & there}
+    states |= {name: value for name, value in saved["state"].items() if name in requested}
+    groups = saved["param_groups"]
+    if (options.include_keys, options.ignore_keys) != (None, None):
+        pairs = zip(groups, own["param_groups"], strict=False)
+        groups = [{**group, "params": other["params"]} for group, other in pairs]
     return {**saved, "state": states, "param_groups": groups}
-
-
-def _parameters(state: dict[str, Any]) -> list[Any]:
-    return [name for group in state["param_groups"] for name in group["params"]]

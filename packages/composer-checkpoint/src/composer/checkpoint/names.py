@@ -100,30 +100,12 @@ def check_file_name(filename: str) -> None:
         get_compressor(name).check_exists()
 
 
-def check_characters(argument: str, text: str) -> None:
-    """Check that a text holds no control characters.
-
-    Args:
-        argument: The name of the argument, for the message.
-        text: Its value.
-
-    Raises:
-        ValueError: The text holds one.
-    """
-    control = next((character for character in text if ord(character) < 32 or ord(character) == 127), None)
-    if control is not None:
-        raise ValueError(
-            f"`{argument}` must not hold control characters such as NUL or newline, got {text!r}. Remove {control!r}."
-        )
-
-
 def check_run_name(run_name: str) -> None:
     """Check that a run name does not lead out of the folders that are named after it.
 
     Raises:
-        ValueError: The name is absolute, leads upwards, or holds control characters.
+        ValueError: The name is absolute or leads upwards.
     """
-    check_characters("run_name", run_name)
     if os.path.isabs(run_name) or ".." in _SEPARATORS.split(run_name):
         raise ValueError(
             f"`run_name` must not lead out of `save_folder`, where files are named after it, got {run_name!r}. Leave "
@@ -140,9 +122,8 @@ def check_pattern(argument: str, pattern: str, times: bool = True) -> None:
         times: True if it may include the training time.
 
     Raises:
-        ValueError: The pattern has a control character, an unknown or unnamed field, or a format that does not fit.
+        ValueError: The pattern has an unknown or unnamed field, or a format that does not fit.
     """
-    check_characters(argument, pattern)
     known = (*_PROCESS, *_TIMES) if times else _PROCESS
     if MLFLOW_DBFS_PATH_PREFIX in pattern:
         known = (*known, *_MLFLOW)
@@ -223,17 +204,15 @@ def check_folder(folder: str) -> None:
         OSError: The folder cannot be created or written.
     """
     path = Path(folder)
-    places = (path, *path.parents)
-    blocker = next((place for place in places if not place.is_dir() and (place.exists() or place.is_symlink())), None)
-    if blocker is not None:
-        raise ValueError(
-            f"`save_folder` must be a folder, got {folder!r}: {str(blocker)!r} is a file, or a link to something "
-            f"that is missing. Remove it, or save to another folder."
-        )
     try:
         path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path):
             pass
+    except (FileExistsError, NotADirectoryError) as error:
+        raise ValueError(
+            f"`save_folder` must be a folder, got {folder!r}: it, or a part of its path, is a file or a link to "
+            f"something that is missing. Remove that, or save to another folder."
+        ) from error
     except OSError as error:
         if error.errno in _NO_SPACE:
             return
@@ -246,25 +225,20 @@ def check_folder(folder: str) -> None:
 
 
 def check_link(link: str, checkpoints: str) -> None:
-    """Check that a link to a checkpoint has a name that no checkpoint gets, and is not a folder.
+    """Check that a link to a checkpoint has a name that no checkpoint gets.
 
     Args:
         link: The path of the link.
         checkpoints: The path of checkpoints; a format string.
 
     Raises:
-        ValueError: A checkpoint may get the name of the link, or the link is a folder.
+        ValueError: A checkpoint may get the name of the link.
     """
     if counts_of_name(os.path.normpath(link), os.path.normpath(checkpoints)) is not None:
         raise ValueError(
             f"The link {os.path.basename(link)!r} must not have the name of a checkpoint, which it would replace; "
             f"checkpoints are named {os.path.basename(checkpoints)!r}. Choose another `save_latest_filename` or "
             f"`save_filename`."
-        )
-    if os.path.isdir(link) and not os.path.islink(link):
-        raise ValueError(
-            f"`save_latest_filename` must not be the name of a folder, got {link!r}. Remove that folder, or choose "
-            f"another name for the link."
         )
 
 
@@ -293,8 +267,3 @@ def counts_of_name(name: str, pattern: str) -> tuple[int, ...] | None:
         return None
     counts = match.groupdict()
     return tuple(int(counts.get(count, -1)) for count in _COUNTS)
-
-
-def was_swapped(saved_as: str, actual: str) -> bool:
-    """Return True if a checkpoint was copied over another one: only the numbers in its name differ."""
-    return saved_as != actual and re.sub(r"\d+", "#", saved_as) == re.sub(r"\d+", "#", actual)

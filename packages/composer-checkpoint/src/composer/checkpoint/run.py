@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from composer.checkpoint.download import get_file
 from composer.checkpoint.durable import follow_link
 from composer.checkpoint.file import STATES, read_file, write_file
-from composer.checkpoint.names import check_nonempty_path, check_path, get_save_filename, was_swapped
+from composer.checkpoint.names import check_nonempty_path, check_path, get_save_filename
 from composer.checkpoint.ranks import on_each_node
 from composer.checkpoint.safe_load import CorruptCheckpointError, check_loadable
 from composer.checkpoint.selection import (
@@ -102,7 +101,8 @@ def collect(
         content["rng"] = getattr(part, "loaded_generators", None) or reproducibility.get_rng_state()
         if part is not None:
             content["resumption"] = part.state_dict()
-    filter_and_record(ignore_keys, content)
+    if ignore_keys is not None:
+        filter_and_record(ignore_keys, content)
     return gather_tensors(content) if gather and state.fsdp_enabled else content
 
 
@@ -156,12 +156,12 @@ def load_checkpoint(
     """
     check_nonempty_path("path", path)
     _check_state(state)
-    with _opened(path, state.run_name, object_store, progress_bar) as content:
+    with _opened(path, state.run_name, object_store, progress_bar) as (content, is_in_shards):
         left_out = content.pop(LEFT_OUT, [])
         check_complete(os.fspath(path), content, left_out, state, load_weights_only)
-        before = _keys(content, "model")
+        ignored = {*content.get("state", {}).get("model", ())}
         apply_filter(ignore_keys, content)
-        ignored = before - _keys(content, "model")
+        ignored -= {*content.get("state", {}).get("model", ())}
         drop_dependents(content, left_out)
         if load_weights_only:
             content.get("state", {}).pop("optimizers", None)
@@ -171,8 +171,10 @@ def load_checkpoint(
             )
         if shard is not None:
             shard()
-        _shard_content(content, state)
-    warn_left_out(os.fspath(path), left_out)
+        if is_in_shards or any(map(is_sharded, state.model.parameters())):
+            _shard_content(content, state)
+    if left_out:
+        warn_left_out(os.fspath(path), left_out)
     saved, unknown = content.get("state"), ignored
     if ignored:  # the model keeps its own values; names that it does not have yet stay unknown
         own = state.get_model_state_dict()
@@ -181,7 +183,8 @@ def load_checkpoint(
     if saved is None:
         log.info("Nothing is loaded from %s: all parts are left out.", without_password(os.fspath(path)))
         return None
-    fill_left_out(state, saved, left_out)
+    if left_out:
+        fill_left_out(state, saved, left_out)
     strict = strict_model_weights and not unknown
     if load_weights_only:
         if "model" in saved:
@@ -209,10 +212,12 @@ def _check_state(state: State) -> None:
 
 
 @contextmanager
-def _opened(path: str | os.PathLike[str], run_name: str, object_store: Any, progress_bar: bool) -> Iterator[Any]:
+def _opened(
+    path: str | os.PathLike[str], run_name: str, object_store: Any, progress_bar: bool
+) -> Iterator[tuple[Any, bool]]:
     """Fetch, check and read a checkpoint: `{"state": ..., "rng": [...], "resumption": ...}`, as far as it has them.
 
-    Its shards, if any, can be read inside of the context.
+    Yield it, and True if it is in shards, which can be read inside of the context.
     """
     # Only rank 0 writes, whichever rank reads.
     given = os.fspath(path) if object_store is not None else os.path.expanduser(path)
@@ -221,22 +226,14 @@ def _opened(path: str | os.PathLike[str], run_name: str, object_store: Any, prog
         validate(str(file))
         if file.is_dir() and not is_sharded_run(file):
             raise CorruptCheckpointError(file, f"it is a folder that lacks {STATES!r}, which is written last")
-        if file.exists() and not (file.is_dir() or file.is_file()):  # reading a pipe would block
-            raise CorruptCheckpointError(file, "it is not a regular file")
-        content, saved_as = read_run(file) if is_sharded_run(file) else read_file(file)
-        actual = os.path.basename(name) if object_store is not None or is_uri(name) else file.resolve().name
-        if saved_as is not None and was_swapped(saved_as, actual):
-            warnings.warn(
-                f"The checkpoint {without_password(name)!r} was saved as {saved_as!r}: it was copied over "
-                f"another one. It is intact, and is loaded.",
-                stacklevel=5,
-            )
+        is_in_shards = is_sharded_run(file)
+        content = (read_run if is_in_shards else read_file)(file)[0]
         if not isinstance(content, dict) or not ({"state", "rng"} & content.keys()):
             raise ValueError(
                 f"{without_password(name)!r} is not a checkpoint of a run: it lacks the entry 'state'. Load the "
                 f"weights of a model with `model.load_state_dict(torch.load(...))`."
             )
-        yield content
+        yield content, is_in_shards
 
 
 def download_checkpoint(
@@ -298,10 +295,6 @@ def _shard_content(content: dict[str, Any], state: State) -> None:
     if parameters:
         saved.update({part: shard_tensors(saved[part], parameters) for part in _SHARDED_PARTS if part in saved})
     content.update(fill_shards(content, parameters))
-
-
-def _keys(content: dict[str, Any], part: str) -> set[str]:
-    return set((content.get("state") or {}).get(part) or {})
 
 
 def read_checkpoint(path: str | os.PathLike[str], keys: Sequence[str] | None = None) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -143,16 +143,17 @@ LEFT_OUT = "left_out"
 _SHOWN = 5
 
 
-def filter_and_record(ignore_keys: IgnoreKeys | None, content: dict[str, Any]) -> None:
+def filter_and_record(ignore_keys: IgnoreKeys, content: dict[str, Any]) -> None:
     """Remove the parts that `ignore_keys` selects from a checkpoint to save, and record their paths in it.
 
     The list, `left_out`, is short: if a part is removed completely, it holds only the path of the part.
     """
-    if ignore_keys is None:
-        return
-    before = _outline(content)
+    before = list(_paths(content))
     apply_filter(ignore_keys, content)
-    removed = _removed(before, content, "")
+    after, removed = {*_paths(content)}, list[str]()
+    for path in before:
+        if path not in after and not (removed and path.startswith(f"{removed[-1]}/")):
+            removed.append(path)
     if removed:
         content[LEFT_OUT] = removed
 
@@ -196,7 +197,7 @@ def check_complete(path: str, content: dict[str, Any], left_out: Iterable[str], 
 
 def warn_left_out(path: str, left_out: list[str]) -> None:
     """Warn, on rank 0, that the run keeps its own values of all that a checkpoint was saved without."""
-    if not left_out or dist.get_global_rank() != 0:
+    if dist.get_global_rank() != 0:
         return
     more = f" and {len(left_out) - _SHOWN} more" if len(left_out) > _SHOWN else ""
     warnings.warn(
@@ -216,7 +217,9 @@ def drop_dependents(content: dict[str, Any], left_out: Iterable[str]) -> None:
             (content.get("resumption") or {}).pop(rest.partition("/")[0], None)
         elif path == "state/timestamp":  # `resumption` depends on it
             content.pop("resumption", None)
-        _remove_empty(content, path)
+        parent, key = _place(content, path)
+        if key in parent and isinstance(parent[key], (dict, list)) and not parent[key]:
+            del parent[key]
 
 
 def fill_left_out(state: State, saved: dict[str, Any], left_out: Iterable[str]) -> None:
@@ -230,53 +233,23 @@ def fill_left_out(state: State, saved: dict[str, Any], left_out: Iterable[str]) 
     paths = [path.removeprefix("state/") for path in left_out if path.count("/") > 1 and path.startswith("state/")]
     own = state.state_dict() if paths else {}
     for path in paths:
-        _fill(saved, own, path)
+        (there, key), (here, _) = _place(saved, path), _place(own, path)
+        if key in here:
+            there.setdefault(key, here[key])
 
 
-def _outline(value: Any) -> Any:
-    """Return the nested containers of a value, with the items of lists, to recognize those that remain."""
-    if isinstance(value, dict):
-        return {key: _outline(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [(item, _outline(item)) for item in value]
-    return None
+def _paths(tree: Any, start: str = "") -> Iterator[str]:
+    """Yield the paths of all values in nested dicts and lists; an empty container has none."""
+    for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
+        if not isinstance(value, (dict, list)):
+            yield f"{start}{key}"
+        elif inside := [*_paths(value, f"{start}{key}/")]:
+            yield from (f"{start}{key}", *inside)
 
 
-def _removed(before: Any, now: Any, path: str) -> list[str]:
-    if not before or not isinstance(now, type(before)):
-        return []
-    if not now and path:
-        return [path]
-    start, removed = f"{path}/" if path else "", list[str]()
-    if isinstance(before, dict):
-        for key, inner in before.items():
-            removed += _removed(inner, now[key], f"{start}{key}") if key in now else [f"{start}{key}"]
-        return removed
-    stayed = 0
-    for index, (item, inner) in enumerate(before):
-        if stayed < len(now) and now[stayed] is item:
-            removed += _removed(inner, item, f"{start}{index}")
-            stayed += 1
-        else:
-            removed.append(f"{start}{index}")
-    return removed
-
-
-def _remove_empty(tree: Any, path: str) -> None:
-    if not isinstance(tree, dict):
-        return
-    for key, value in [*tree.items()]:
-        if str(key) == path and isinstance(value, (dict, list)) and not value:
-            del tree[key]
-        elif path.startswith(f"{key}/"):
-            _remove_empty(value, path.removeprefix(f"{key}/"))
-
-
-def _fill(saved: Any, own: Any, path: str) -> None:
-    if not isinstance(saved, dict) or not isinstance(own, dict):
-        return
-    for key, value in own.items():
-        if str(key) == path:
-            saved.setdefault(key, value)
-        elif path.startswith(f"{key}/") and key in saved:
-            _fill(saved[key], value, path.removeprefix(f"{key}/"))
+def _place(tree: Any, path: str) -> tuple[dict[Any, Any], str]:
+    """Return the dict that holds the value at a path, empty if there is none, and the value's key in it."""
+    *outer, key = path.split("/")
+    for each in outer:
+        tree = tree.get(each) if isinstance(tree, dict) else None
+    return tree if isinstance(tree, dict) else {}, key

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import copy
 import errno
 import inspect
 import math
@@ -10,16 +11,15 @@ import os
 import secrets
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
-from composer.checkpoint.durable import replacing, sync_file, sync_folder
+from composer.checkpoint.durable import replacing, sync_file
 from composer.core import ComposerError
 from composer.utils import check_finite, is_uri, parse_uri
 from composer.utils.file_helpers import without_password as without_password
@@ -28,18 +28,16 @@ from composer.utils.terminal import bar_file, open_stream
 T = TypeVar("T")
 
 _ALIASES = {"azure": "az", "azure_blobs": "az"}  # common spellings that fsspec does not know
-_PACKAGES = {
-    "abfs": "adlfs", "abfss": "adlfs", "az": "adlfs", "gcs": "gcsfs", "gs": "gcsfs", "http": "aiohttp",
-    "https": "aiohttp", "oci": "ocifs", "s3": "s3fs", "s3a": "s3fs", "sftp": "paramiko", "ssh": "paramiko",
-}  # fmt: skip
 # Stores with atomic writes; elsewhere a file is written under a temporary name and renamed.
 _PUTS_WHOLE = frozenset("abfs abfss az gcs gs memory oci ocilake oss s3 s3a".split())
 # For other schemes, composer-compat may have the class of a vendor, or a program may have registered one of its own.
 _THROUGH_FSSPEC = frozenset({"", "az", "azure", "gs", "oci", "s3", "sftp", "ssh"})
 _BUCKETS = frozenset("abfs abfss az azure gcs gs http https libcloud oci ocilake oss s3 s3a sftp ssh".split())
-# The extras of composer-checkpoint that install these packages.
-_EXTRAS = {"adlfs": "azure", "gcsfs": "gcs", "ocifs": "oci", "paramiko": "sftp", "s3fs": "s3"}
-_PROBE = ".credentials_validated_successfully"  # a fixed name, for stores from which nothing can be removed
+_EXTRAS = {
+    "abfs": "azure", "abfss": "azure", "az": "azure", "gcs": "gcs", "gs": "gcs", "oci": "oci", "s3": "s3", "s3a": "s3",
+    "sftp": "sftp", "ssh": "sftp",
+}  # fmt: skip
+_PROBE = ".credentials_validated_successfully"  # a fixed name: stores from which nothing can be removed keep one file
 _BACKOFF_SECONDS = 1.0
 _BLOCK = 8 << 20
 _SILENT_SECONDS = 15.0  # how long a server may be silent, as in s3fs and ocifs
@@ -64,15 +62,6 @@ class Connection:
     puts_whole: bool = True
     is_object_store: bool = False
 
-    def to_folder(self, path: str) -> Connection:
-        """Return the connection to a folder in this one."""
-
-        def connect() -> tuple[Any, str]:
-            filesystem, root = self.connect()
-            return filesystem, f"{root.rstrip('/')}/{path}" if root else path
-
-        return replace(self, connect=connect)
-
 
 class Storage:
     """A folder of a store. Names are relative to it and may include folders; the folder need not exist.
@@ -94,7 +83,7 @@ class Storage:
 
     Raises:
         ModuleNotFoundError: The package that serves this kind of store is not installed.
-        ValueError: No kind of store has this scheme, or `attempts` is below 1.
+        ValueError: No kind of store has this scheme.
     """
 
     def __init__(
@@ -107,8 +96,6 @@ class Storage:
         connection: Connection | None = None,
         block_size: int | None = None,
     ) -> None:
-        if attempts < 1:
-            raise ValueError(f"`attempts` must be at least 1, got {attempts!r}.")
         self._scheme, path = folder.split("://", 1)
         self._scheme = _ALIASES.get(self._scheme.lower(), self._scheme.lower())
         shortest = path.rstrip("/") or path[:1]  # "file:///" is a folder, too
@@ -117,6 +104,7 @@ class Storage:
         self._folder = f"{self._scheme}://{shortest}"
         self._options, self._attempts, self._backoff_seconds = options, attempts, backoff_seconds
         self._connection, self._block_size = connection, block_size
+        self._inside = ""  # the folder in that of `connection`
         self._puts_whole = self._scheme in _PUTS_WHOLE if connection is None else connection.puts_whole
         self._is_object_store = connection is not None and connection.is_object_store
         self._local = threading.local()
@@ -133,19 +121,18 @@ class Storage:
 
     def with_attempts(self, attempts: int) -> Storage:
         """Return a storage of the same folder with another number of attempts."""
-        return self._like(self._folder, attempts, self._connection)
+        return self._like(_attempts=attempts)
 
     def to_folder(self, path: str) -> Storage:
         """Return the storage of a folder in this one; this one if the path is empty."""
         path = path.strip("/")
-        if not path:
-            return self
-        connection = None if self._connection is None else self._connection.to_folder(path)
-        return self._like(self.uri(path), self._attempts, connection)
+        return self._like(_folder=self.uri(path), _inside=f"{self._inside}/{path}".strip("/")) if path else self
 
-    def _like(self, folder: str, attempts: int, connection: Connection | None) -> Storage:
-        backoff, block = self._backoff_seconds, self._block_size
-        return Storage(folder, self._options, attempts, backoff, connection=connection, block_size=block)
+    def _like(self, **changes: Any) -> Storage:
+        """Return a copy with other values and connections of its own."""
+        other = copy.copy(self)
+        vars(other).update(changes, _local=threading.local())
+        return other
 
     def uri(self, name: str) -> str:
         """Return the URI of a name."""
@@ -156,10 +143,10 @@ class Storage:
     def exists(self, name: str) -> bool:
         """Return True if there is a file of this name; False for a folder."""
         try:
-            info = self._info(name)
-        except FileNotFoundError:
+            info = self._do("look up", name, lambda filesystem, path: filesystem.info(path))
+            return bool(info["type"] != "directory")
+        except (FileNotFoundError, NotADirectoryError):  # a store in a folder may have a file in place of a folder
             return False
-        return bool(info["type"] != "directory")
 
     def size(self, name: str) -> int:
         """Return the size of a file in bytes.
@@ -168,7 +155,7 @@ class Storage:
             FileNotFoundError: There is no such file.
             StorageError: The request failed.
         """
-        return int(self._info(name)["size"])
+        return int(self._do("look up", name, lambda filesystem, path: filesystem.info(path))["size"])
 
     def list(self) -> builtins.list[str]:
         """List the sorted names of the files directly in the folder; empty if there is no folder."""
@@ -196,48 +183,15 @@ class Storage:
 
         return sorted(name for name in self._do("list", None, names) if name.startswith(prefix) and name[-1:] != "/")
 
-    def read_bytes(self, name: str) -> bytes:
-        """Read a small file.
-
-        Raises:
-            FileNotFoundError: There is no such file.
-            StorageError: It cannot be read.
-        """
-        return bytes(self._do("read", name, lambda filesystem, path: filesystem.cat_file(path)))
-
     def read_text(self, name: str) -> str:
         """Read a small text file.
 
         Raises:
             FileNotFoundError: There is no such file.
-            StorageError: It cannot be read, or is not UTF-8.
+            StorageError: It cannot be read.
         """
-        content = self.read_bytes(name)
-        try:
-            return content.decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise StorageError(f"{without_password(self.uri(name))} must be UTF-8 text: {error}") from error
-
-    def is_damaged(self, name: str, error: BaseException) -> bool:
-        """Return True if a file that could not be read is damaged, rather than that the store is down or refuses.
-
-        One more request shows whether the store works.
-
-        Args:
-            name: The name of the file.
-            error: The error that `read_bytes`, `read_text` or `download` raised.
-        """
-        seen: BaseException | None = error
-        while seen is not None:  # clients wrap the error that tells
-            is_down = isinstance(seen, (TimeoutError, ConnectionRefusedError)) or _status(seen) in _PASSING_STATUS
-            if is_down or _is_one_of(seen, _REFUSALS) or is_missing_space(seen):
-                return False
-            seen = seen.__cause__
-        try:
-            self.exists(name)
-        except Exception:  # noqa: BLE001 - the first error is raised
-            return False
-        return True
+        content: bytes = self._do("read", name, lambda filesystem, path: filesystem.cat_file(path))
+        return bytes(content).decode("utf-8", errors="replace")
 
     def write_text(self, name: str, text: str) -> None:
         """Write or replace a small text file atomically.
@@ -257,24 +211,21 @@ class Storage:
         Raises:
             StorageError: It cannot be written.
         """
-        filesystem, _ = self._filesystem()
-        writer = getattr(filesystem, "_pipe_file", filesystem.pipe_file)
-        if "mode" not in inspect.signature(writer).parameters:
-            return None
 
-        def write(filesystem: Any, path: str) -> bool:
+        def write(filesystem: Any, path: str) -> bool | None:
+            writer = getattr(filesystem, "_pipe_file", filesystem.pipe_file)
+            if "mode" not in inspect.signature(writer).parameters:
+                return None
             if not self._puts_whole:
                 filesystem.makedirs(path.rpartition("/")[0], exist_ok=True)
-            try:
+            with suppress(FileExistsError):
                 filesystem.pipe_file(path, text.encode("utf-8"), mode="create")
-            except FileExistsError:
-                return False
-            return True
+                return True
+            return False
 
-        try:
+        with suppress(NotImplementedError, ValueError, StorageError):  # a plain write raises the error
             return self._do("write", name, write)
-        except (NotImplementedError, ValueError, StorageError):
-            return None  # a plain write raises the error
+        return None
 
     def delete(self, name: str) -> None:
         """Remove a file. A missing one is not an error: the reply to an earlier attempt may have been lost.
@@ -360,24 +311,20 @@ class Storage:
             FileNotFoundError: There is no such bucket.
             StorageError: It cannot be written, for example because the credentials are wrong.
         """
-        probe = _PROBE if self._is_object_store else f".composer-probe-{secrets.token_hex(4)}"
-        self.write_text(probe, "written to test that this folder is writable\n")
-        if self._is_object_store:
-            return
+        self.write_text(_PROBE, "written to test that this folder is writable\n")
         try:
-            self.delete(probe)
-        except StorageError as error:
-            if not isinstance(error.__cause__, PermissionError):
+            self.delete(_PROBE)
+        except OSError as error:
+            if not isinstance(error.__cause__ or error, PermissionError):  # the permission to write is enough
                 raise
-            uri = without_password(self.uri(probe))
-            text = f"{uri} was written to test the credentials. They do not allow its removal, so it stays."
-            warnings.warn(text, stacklevel=2)
 
     def _filesystem(self) -> tuple[Any, str]:
         """Return this thread's filesystem, and the path of the folder in it."""
         made = getattr(self._local, "made", None)
         if made is None or made[0] != os.getpid():  # connections and event loops do not work in a forked process
             filesystem, root = self._connect() if self._connection is None else self._connection.connect()
+            if self._inside and self._connection is not None:
+                root = f"{root.rstrip('/')}/{self._inside}" if root else self._inside
             made = self._local.made = (os.getpid(), filesystem, root.rstrip("/"))
         return made[1], made[2]
 
@@ -416,15 +363,6 @@ class Storage:
         limits = self._attempts, self._backoff_seconds
         return retrying(attempt, what, uri, local, *limits, reconnect, is_object_store=self._is_object_store)
 
-    def _info(self, name: str) -> Any:
-        def info(filesystem: Any, path: str) -> Any:
-            try:
-                return filesystem.info(path)
-            except NotADirectoryError as error:  # a local path with a file in place of a folder
-                raise FileNotFoundError(f"There is no {path!r}.") from error
-
-        return self._do("look up", name, info)
-
     def _put(self, name: str, write: Callable[[Any, str], None], size: int) -> None:
         def put(filesystem: Any, path: str) -> None:
             if self._puts_whole:
@@ -439,14 +377,10 @@ class Storage:
                 if self._scheme in ("file", "local"):
                     sync_file(Path(temporary))
                 filesystem.mv(temporary, path)
-            except TimeoutError:
-                raise  # removing the file would wait for the same server
             except BaseException:
                 with suppress(Exception):  # the store may be unreachable; the first error is raised
                     filesystem.rm_file(temporary)
                 raise
-            if self._scheme in ("file", "local"):
-                sync_folder(Path(folder))
 
         self._do("write", name, put)
 
@@ -619,10 +553,12 @@ def direct_storage(uri: str | os.PathLike[str], block_size: int | None = None, *
     scheme = _ALIASES.get(scheme.lower(), scheme.lower())
     if scheme in SFTP_SCHEMES:
         return Storage(f"{scheme}://{path}", {}, connection=_connection_of_sftp_uri(text, options))
+    connection = None
     if scheme in ("gcs", "gs") and not options and os.environ.get("GCS_KEY") and os.environ.get("GCS_SECRET"):
-        return Storage(f"{scheme}://{path}", {}, connection=_google_through_s3(path))
+        google = Storage(f"s3://{path}", _google_options())
+        connection = Connection(google._connect)
     options = {**_default_options(scheme), **options}
-    return Storage(f"{scheme}://{path}", options, block_size=block_size)
+    return Storage(f"{scheme}://{path}", options, connection=connection, block_size=block_size)
 
 
 def _connection_of_sftp_uri(uri: str, options: dict[str, Any]) -> Connection:
@@ -683,10 +619,9 @@ def sftp_connection(
     return Connection(connect, puts_whole=False)
 
 
-def _google_through_s3(folder: str) -> Connection:
-    """Return the connection to a folder of Google Cloud Storage with the key in `GCS_KEY` and `GCS_SECRET`."""
-    check_installed("s3", f"gs://{folder}")
-    options = {
+def _google_options() -> dict[str, Any]:
+    """Return the options of S3 to reach Google Cloud Storage with the key in `GCS_KEY` and `GCS_SECRET`."""
+    return {
         "key": os.environ["GCS_KEY"],
         "secret": os.environ["GCS_SECRET"],
         "endpoint_url": os.environ.get("S3_ENDPOINT_URL") or _GOOGLE_S3,
@@ -696,7 +631,6 @@ def _google_through_s3(folder: str) -> Connection:
             ("request_checksum_calculation", "response_checksum_validation"), "when_required"
         ),
     }
-    return Connection(lambda: Storage(f"s3://{folder}", options)._connect())
 
 
 def _default_options(scheme: str) -> dict[str, Any]:
@@ -733,27 +667,17 @@ def check_installed(scheme: str, uri: str) -> None:
     """
     import fsspec
 
-    if scheme == "wandb":
-        raise UnsupportedStoreError(
-            f"`uri` must be that of an object store, got {without_password(uri)!r}: W&B stores artifacts of a run. "
-            f"Pass a `WandBLogger(log_artifacts=True)` in `loggers`, and save to a local folder."
-        )
     try:
         fsspec.get_filesystem_class(scheme)
     except ImportError as error:
-        package = _PACKAGES.get(scheme)
-        advice = f"({error})"
-        if package is not None:
-            extra = f" or `pip install composer-checkpoint[{_EXTRAS[package]}]`" if package in _EXTRAS else ""
-            advice = f"Run `pip install {package}`{extra}."
+        extra = f" Run `pip install 'composer-checkpoint[{_EXTRAS[scheme]}]'`." if scheme in _EXTRAS else ""
         raise ModuleNotFoundError(
-            f"{without_password(uri)} needs a package that is not installed. {advice}", name=package
+            f"{without_password(uri)} needs a package that is not installed: {error}.{extra}"
         ) from error
     except ValueError as error:
-        known = ", ".join(sorted({*_PACKAGES, "file", "memory"}))
         raise UnsupportedStoreError(
-            f"`uri` must have a scheme that fsspec knows, got {without_password(uri)!r}. Use one of {known}, or "
-            f"install the package that adds {scheme!r} to fsspec."
+            f"`uri` must have a scheme that fsspec knows, such as {', '.join(sorted(_EXTRAS))}, file or memory, got "
+            f"{without_password(uri)!r}. Install the package that adds {scheme!r} to fsspec."
         ) from error
 
 

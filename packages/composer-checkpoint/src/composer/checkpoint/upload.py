@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 import threading
 import time
@@ -14,12 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from composer.checkpoint.durable import link_or_copy, temporary_path
-from composer.checkpoint.storage import Progress, Storage, storage_of, without_password
+from composer.checkpoint.storage import ObjectStoreTransientError, Progress, Storage, storage_of, without_password
 from composer.utils.delivery import DeliveryDeadline, call_at_exit
 
 log = logging.getLogger(__name__)
 
-_SILENT_SECONDS = 3600.0  # how long the upload of one file may take to a store that reports no progress
+_PAUSE_SECONDS = 10.0  # between two attempts to upload to a store that is down
 
 Send = Callable[[Path, str, Progress], None]
 """A function that uploads a file under a name, and reports its progress."""
@@ -67,19 +66,23 @@ def upload_file(
     return storage.uri(source.name)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class _Upload:
     number: int  # counts the uploads in the order of submission
-    source: Path
-    files: list[tuple[Path, str]]  # second names of the files to upload, in order, and their names in the store
+    files: list[tuple[Path, Path, str]]  # in order: each file, its second name here, and its name in the store
     overwrite: bool
     link: tuple[str, str] | None
     future: Future[None] = field(default_factory=Future)
 
     @property
+    def source(self) -> Path:
+        """The last file, which completes the upload."""
+        return self.files[-1][0]
+
+    @property
     def name(self) -> str:
-        """The name of the last file, which completes the upload."""
-        return self.files[-1][1]
+        """The name of the last file in the store."""
+        return self.files[-1][2]
 
     def finish(self, failure: Exception | None) -> None:
         """End the future, unless the upload has been given up meanwhile."""
@@ -88,6 +91,13 @@ class _Upload:
                 self.future.set_result(None)
             else:
                 self.future.set_exception(failure)
+
+    def restore(self) -> None:
+        """Make the files again that were removed meanwhile, as rotation does: they exist nowhere else."""
+        for source, held, _ in self.files:
+            with suppress(OSError):
+                source.parent.mkdir(exist_ok=True)
+                link_or_copy(held, source)
 
 
 class Uploader:
@@ -108,10 +118,11 @@ class Uploader:
         concurrent: Uploads at a time.
         timeout: How long `wait`, `close` and the end of the process wait in all for a store that fails or hangs, in
             seconds, or a deadline that is shared with other services; see `composer.utils.delivery.DeliveryDeadline`.
-            A part that the store's client reports as sent is progress. Then queued uploads are
-            cancelled, and the last line of the log names the local files.
-        limit: The limit of `wait` in seconds even for a store that works; None: no limit.
+            A part that the store's client reports as sent is progress; a client that reports none is waited for until
+            it fails. Then queued uploads are cancelled, and the last line of the log names the local files.
         send: Uploads a file; None: `storage.upload`.
+        rides_out: True if an upload that failed in a way that may be temporary (a lost connection, a busy store) is
+            tried again until it succeeds or is given up. False: it has failed.
 
     Raises:
         ValueError: A number is too small.
@@ -123,20 +134,18 @@ class Uploader:
         *,
         concurrent: int = 1,
         timeout: float | DeliveryDeadline = 60.0,
-        limit: float | None = None,
         send: Send | None = None,
+        rides_out: bool = False,
     ) -> None:
         if concurrent < 1:
             raise ValueError(f"`concurrent` must be at least 1, got {concurrent!r}.")
         self.storage, self._send = storage, send or storage.upload
-        self._concurrent, self._limit = concurrent, math.inf if limit is None else limit
-        self._is_shared_deadline = isinstance(timeout, DeliveryDeadline)  # a Trainer shares one among its services
+        self._concurrent, self._rides_out = concurrent, rides_out
         self._deadline = timeout if isinstance(timeout, DeliveryDeadline) else DeliveryDeadline(timeout)
         self._given_up = False
         self._changed = threading.Condition()  # its lock is reentrant
         self._waiting: list[_Upload] = []
         self._active: dict[str, _Upload] = {}
-        self._begun = 0.0  # when the last upload began
         self._submitted = 0
         self._link_lock = threading.Lock()
         self._newest: dict[str, int] = {}  # the number of the newest upload whose link was written, by its name
@@ -186,11 +195,10 @@ class Uploader:
 
         Raises:
             FileNotFoundError: There is no such file.
-            RuntimeError: The uploader is closed, or belongs to the process this one was forked from.
+            RuntimeError: The uploader is closed.
         """
         if self._closed:
             raise RuntimeError("The uploader is closed. Make a new one to upload more.")
-        self._check_process()
         self.storage.uri(name)  # refuses names that leave the folder
         # A folder of several files may be removed, so they are held next to it.
         source = Path(source)
@@ -199,12 +207,12 @@ class Uploader:
         for file, file_name in (*before, (source, name)):
             held = temporary_path(folder / file.name)
             link_or_copy(file, held)
-            files.append((held, file_name))
+            files.append((file, held, file_name))
         with self._changed:
             if not self.pending:
                 self._deadline.progressed()  # the last progress may be long ago
             self._submitted += 1
-            upload = _Upload(self._submitted, source, files, overwrite, link)
+            upload = _Upload(self._submitted, files, overwrite, link)
             upload.future.set_running_or_notify_cancel()  # it cannot be cancelled, as the file is uploaded in any case
             self._waiting.append(upload)
             if not self._threads:
@@ -248,44 +256,36 @@ class Uploader:
         if not self._reported:
             self.check()
 
-    def _check_process(self) -> None:
-        if os.getpid() != self._process:
-            raise RuntimeError("The uploader belongs to the process that this one was forked from. Make a new one.")
-
     def _join(self) -> None:
         """Wait until all uploads have ended, or give them up when the deadline is over."""
-        self._check_process()
         since = time.monotonic()
         with self._changed:
-            while not self._given_up and (pending := len(self.pending)):
+            if self._rides_out and self.failing and not self._given_up:
+                self._deadline.delivered()  # the failure may be old: the last attempts get the full time
+            self._changed.notify_all()  # try now what waits for its next attempt
+            while not self._given_up and self.pending:
                 left = self._deadline.left(since)
-                if left <= 0 and self._active and not (self.storage.reports_progress or self.failing):
-                    left = self._begun + _SILENT_SECONDS - time.monotonic()  # the store may be working
-                left = min(left, since + self._limit - time.monotonic())
+                if self._active and not (self.storage.reports_progress or self.failing):
+                    left = threading.TIMEOUT_MAX
                 if left <= 0:
                     break
-                self._changed.wait_for(lambda: len(self.pending) < pending, left)
+                self._changed.wait(left)
             uploads = self._uploads()
             if self._given_up or not (uploads or self.failing):
                 return
             self._deadline.record_timeout(since)
             if not uploads:
                 return
-            self._given_up, kept = True, list[str]()
+            self._given_up = True
             for upload in uploads:
-                for held, name in upload.files:
-                    source = upload.source if name == upload.name else held
-                    if not source.exists():  # rotated out meanwhile
-                        with suppress(OSError):
-                            link_or_copy(held, source)
-                    kept.append(str(source))
+                upload.restore()
                 upload.finish(TimeoutError(f"{upload.source} was not uploaded to {self._shown(upload)}."))
             self._waiting.clear()
-        advice = ", or pass a larger `delivery_timeout`" if self._is_shared_deadline else ""
         text = (
             f"Uploads to {self.storage!r} have not ended in {self._deadline.timeout:g} seconds without progress: "
-            f"{', '.join(upload.name for upload in uploads)}. The local files are kept: {', '.join(kept)}. Check the "
-            f"network and that the store runs{advice}."
+            f"{', '.join(upload.name for upload in uploads)}. The local files are kept: "
+            f"{', '.join(str(upload.source) for upload in uploads)}. Check the network and that the store runs, or "
+            f"pass a larger `delivery_timeout`."
         )
         log.error("%s", text)
         self._reported = True
@@ -300,7 +300,6 @@ class Uploader:
                     return
                 self._waiting.remove(upload)
                 self._active[upload.name] = upload
-                self._begun = time.monotonic()
             failure = None
             try:
                 self._perform(upload)
@@ -309,14 +308,23 @@ class Uploader:
                 log.warning("The upload of %s to %r failed: %s", upload.source, self.storage, error)
                 self._deadline.failed()
                 failure = error
-            finally:
-                for held, _ in upload.files:
-                    held.unlink(missing_ok=True)
-                with self._changed:
-                    self._failure = self._failure or failure
-                    upload.finish(failure)
-                    del self._active[upload.name]
+            with self._changed:
+                del self._active[upload.name]
+                may_pass = self._rides_out and isinstance(failure, ObjectStoreTransientError)
+                if may_pass and not upload.future.done():
+                    upload.overwrite = True  # what the failed attempt has left there is our own
+                    self._waiting.insert(0, upload)
                     self._changed.notify_all()
+                    # A new upload, or somebody who waits for all of them, ends the pause.
+                    self._changed.wait(_PAUSE_SECONDS)
+                    continue
+                if failure is not None:
+                    upload.restore()
+                for _, held, _ in upload.files:
+                    held.unlink(missing_ok=True)
+                self._failure = self._failure or failure
+                upload.finish(failure)
+                self._changed.notify_all()
 
     def _next(self) -> _Upload | None:
         """Return the first upload whose name no thread is uploading to."""
@@ -328,12 +336,12 @@ class Uploader:
                 f"{self._shown(upload)} already exists, but overwrite was set to False. Pass `overwrite=True` "
                 f"(`save_overwrite=True` for the checkpoints of a Trainer) to replace it, or use another name."
             )
-        for file, name in upload.files:
-            self._send(file, name, self._progressed)  # returns when the file is complete
+        for _, held, name in upload.files:
+            self._send(held, name, self._progressed)  # returns when the file is complete
         if upload.link is not None:
             name, text = upload.link
             with self._link_lock:
-                if upload.number > self._newest.get(name, 0):
+                if upload.number >= self._newest.get(name, 0):
                     self._newest[name] = upload.number  # before writing, because a failed write may have arrived
                     self.storage.write_text(name, text)
 

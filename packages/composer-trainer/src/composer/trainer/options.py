@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, ParamSpec, SupportsIndex
 import torch
 
 from composer.checkpoint.names import (
-    check_characters,
     check_nonempty_path,
     check_pattern,
     check_relative,
@@ -229,7 +228,6 @@ def _log_level(name: str, value: Any) -> str:
 
 def _load_path(name: str, value: Any) -> str:
     check_nonempty_path(name, value)
-    check_characters(name, os.fspath(value))
     return str(os.fspath(value))
 
 
