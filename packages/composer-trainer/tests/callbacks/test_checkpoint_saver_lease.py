@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import runpy
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -18,6 +18,7 @@ from filelock import FileLock
 from fsspec.implementations.memory import MemoryFileSystem
 
 from composer.testing import deep_compare, run_on_ranks
+from composer.testing._processes import _context
 
 LOCK, NAME = ".composer.lock", ".composer.owner"
 
@@ -27,6 +28,12 @@ def _clean_memory() -> Iterator[None]:
     yield
     MemoryFileSystem.store.clear()
     MemoryFileSystem.pseudo_dirs[:] = [""]
+
+
+def _second_launch(folder: str) -> None:
+    from conftest import MakeTrainer
+
+    MakeTrainer()(run_name="other", save_folder=folder, save_overwrite=True)
 
 
 def test_a_second_launch_leaves_the_files_of_the_first_alone(make_trainer: Any, tmp_path: Path) -> None:
@@ -39,16 +46,10 @@ def test_a_second_launch_leaves_the_files_of_the_first_alone(make_trainer: Any, 
     trainer = make_trainer(save_folder=str(tmp_path / "alone"), **options)
     in_flight = tmp_path / "alone" / ".ep0-ba2-rank0.pt.0123abcd.saving"
     in_flight.write_text("being written")
-    code = (
-        "import torch; from composer.testing import SimpleModel; from composer.trainer import Trainer; "
-        "m = SimpleModel();"
-        f"Trainer(model=m, optimizers=torch.optim.SGD(m.parameters(), 0.1), max_duration='1ep', progress_bar=False, "
-        f"device='cpu', run_name='other', save_folder={str(tmp_path / 'alone')!r}, save_overwrite=True)"
-    )
     before = hashes(tmp_path / "alone")
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    with pytest.raises(RuntimeError, match="FolderInUseError: `save_folder` must not be in use by another run"):
+        run_on_ranks(_second_launch, 1, str(tmp_path / "alone"), backend=None)
 
-    assert "FolderInUseError: `save_folder` must not be in use by another run" in done.stderr
     assert in_flight.exists()
     assert before == hashes(tmp_path / "alone")
     trainer.fit()
@@ -127,9 +128,22 @@ def test_all_ranks_are_refused_together(tmp_path: Path) -> None:
     assert [expected, expected] == run_on_ranks(_train_on_ranks, 2, str(tmp_path))
 
 
-def _launched(folder: str, signs: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, str(Path(__file__).with_name("leased.py")), folder, str(signs)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+def _launched(folder: str, signs: Path, number: int) -> Any:
+    """Start the program in a process of a fork server, which has imported everything; its output is in a file."""
+    arguments = (dict(os.environ), folder, str(signs), str(signs / f"output{number}"))
+    process = _context().Process(target=_program, args=arguments)
+    process.start()
+    return process
+
+
+def _program(environment: dict[str, str], folder: str, signs: str, output: str) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    with Path(output).open("w") as stream:
+        os.dup2(stream.fileno(), 1)
+        os.dup2(stream.fileno(), 2)
+    sys.argv = ["leased.py", folder, signs]
+    runpy.run_path(str(Path(__file__).with_name("leased.py")), run_name="__main__")
 
 
 @pytest.mark.parametrize("kind", ["folder", "remote store"])
@@ -139,19 +153,21 @@ def test_a_second_launch_is_refused_and_a_relaunch_follows_the_death_of_the_firs
     if kind == "remote store":
         pytest.importorskip("s3fs")
     folder = f"{request.getfixturevalue('s3')}/run" if kind == "remote store" else str(tmp_path / "saved")
-    first = _launched(folder, tmp_path)
+    first = _launched(folder, tmp_path, 1)
     while not (tmp_path / "waits").exists():
-        assert first.poll() is None, first.communicate()[0]
+        assert first.is_alive(), (tmp_path / "output1").read_text()
         time.sleep(0.02)
-    text, _ = _launched(folder, tmp_path).communicate()
+    _launched(folder, tmp_path, 2).join(60)
 
-    assert f"the run 'run' on host {socket.gethostname()!r} (process {first.pid}, since" in text
+    refused = f"the run 'run' on host {socket.gethostname()!r} (process {first.pid}, since"
+    assert refused in (tmp_path / "output2").read_text()
     first.kill()
-    first.communicate()
+    first.join()
     (tmp_path / "go").touch()
-    third = _launched(folder, tmp_path)
-    text, _ = third.communicate()
-    assert 0 == third.returncode, text
+    third = _launched(folder, tmp_path, 3)
+    third.join(60)
+    text = (tmp_path / "output3").read_text()
+    assert 0 == third.exitcode, text
     assert f"Took over {folder} from a run that has ended" in text
     began, ended = json.loads((tmp_path / "ended").read_text())
     assert 6 == ended

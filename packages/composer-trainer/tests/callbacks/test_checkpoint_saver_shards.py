@@ -176,14 +176,10 @@ def test_each_rank_writes_its_part(whole: tuple[Path, dict[str, Any]]) -> None:
     assert {type(value).__name__ for value in states["algorithms"][0][1]["averages"].values()} == {"Shard"}
 
 
-# Two epochs of batches: from each of these checkpoints the loss curve goes on to the end, and so do the averages.
+# Two epochs of batches: from the fourth on, each of these goes on with the loss curve to the end, and the averages.
 ROUTES = [
-    pytest.param([(2, SHARDED), (1, None), (2, SHARDED)], id="2-1-2"),
-    pytest.param([(2, SHARDED), (4, SHARDED), (2, None)], id="2-4-2 whole"),
-    pytest.param([(2, FULL), (4, SHARDED), (2, FULL)], id="2 full-4-2 full"),
-    pytest.param([(1, SHARDED), (2, FULL), (1, None)], id="1-2 full-1"),
-    pytest.param([(4, LAYERS), (2, SHARDED), (4, LAYERS_FULL)], id="2x2-2-2x2"),
-    pytest.param([(2, FULL), (4, LAYERS_FULL), (2, None)], id="2 full-2x2 full-2 whole"),
+    pytest.param([(1, None), (2, FULL), (4, SHARDED)], id="2-1-2 full-4"),
+    pytest.param([(4, LAYERS), (2, SHARDED), (4, LAYERS_FULL), (2, None)], id="2-2x2-2-2x2 full-2 whole"),
 ]
 
 
@@ -191,11 +187,11 @@ ROUTES = [
 def test_another_number_of_ranks_goes_on(
     whole: tuple[Path, dict[str, Any]], tmp_path: Path, route: list[tuple[int, Any]]
 ) -> None:
-    path, losses, result = None, [], {}
+    path, losses, result = whole[0] / "ep0-ba4", whole[1]["losses"][:4], {}
     for part, (world_size, config) in enumerate(route, start=1):
         folder = tmp_path / str(part)
-        load = {} if path is None else {"load_path": str(path)}
-        result = launch(world_size, str(folder), config, part * 4, **load)
+        until = 4 + part * (BATCHES - 4) // len(route)
+        result = launch(world_size, str(folder), config, until, load_path=str(path))
         losses += result["losses"]
         path = folder / result["saved"][-1]
 
@@ -204,23 +200,57 @@ def test_another_number_of_ranks_goes_on(
     assert result["averages"] == pytest.approx(whole[1]["averages"], abs=1e-12)
 
 
-def test_a_relaunched_run_goes_on_by_itself(whole: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
-    keep = {"save_num_checkpoints_to_keep": 2, "autoresume": True, "save_overwrite": False}
-    begun = launch(2, str(tmp_path), SHARDED, 5, **keep)
+KEEP = {"save_num_checkpoints_to_keep": 2, "autoresume": True, "save_overwrite": False}
+
+
+def test_a_relaunched_run_goes_on_by_itself(whole: tuple[Path, dict[str, Any]], ranks: tuple[Path, Any]) -> None:
+    folder, begun = ranks[0] / "begun", ranks[1]["begun"]
     assert begun["saved"] == ["ep0-ba4", "ep0-ba5"]
-    assert sorted(os.listdir(tmp_path)) == ["ep0-ba4", "ep0-ba5", "latest-rank0.pt"]
-    (tmp_path / "ep0-ba5" / "__1_0.distcp").write_bytes(b"torn")
-    (tmp_path / ".ep0-ba6.0123abcd.saving").mkdir()  # of a process that was killed
-    (tmp_path / ".ep0-ba6.0123abcd.saving" / "__0_0.distcp").write_bytes(b"part")
+    assert sorted(os.listdir(folder)) == ["ep0-ba4", "ep0-ba5", "latest-rank0.pt"]
+    (folder / "ep0-ba5" / "__1_0.distcp").write_bytes(b"torn")
+    (folder / ".ep0-ba6.0123abcd.saving").mkdir()  # of a process that was killed
+    (folder / ".ep0-ba6.0123abcd.saving" / "__0_0.distcp").write_bytes(b"part")
 
     with pytest.warns(UserWarning, match="'.*ep0-ba5' is damaged .*__1_0.distcp.*; an older checkpoint is tried"):
-        single = train(str(tmp_path), None, 8, **keep)  # and one process takes over
-    again = launch(2, str(tmp_path), SHARDED, BATCHES, **keep)
-    done = launch(2, str(tmp_path), SHARDED, BATCHES, **keep)
+        single = train(str(folder), None, 8, **KEEP)  # and one process takes over
+    again = launch(2, str(folder), SHARDED, BATCHES, **KEEP)
 
     assert begun["losses"][:4] + single["losses"] + again["losses"] == pytest.approx(whole[1]["losses"], abs=1e-12)
-    assert done["losses"] == []
-    assert not [name for name in os.listdir(tmp_path) if name.endswith(".saving")]
+    assert not [name for name in os.listdir(folder) if name.endswith(".saving")]
+
+
+# ---- what two ranks do in one launch, for several tests: a process takes seconds to import everything
+
+
+IGNORED = ["state/model/*", "state/optimizers", "state/algorithms", "state/callbacks"]
+STEPS = {"fsdp": {"state_dict_type": "sharded", "sharded_ckpt_prefix_dir": "step-{batch}"}}
+
+
+def on_two_ranks(whole: str, folder: str) -> dict[str, Any]:
+    uri, goes_on = f"file://{folder}/remote/run", {"autoresume": True, "save_overwrite": False}
+    return {
+        "begun": train(f"{folder}/begun", SHARDED, 5, **KEEP),
+        "weights": _load_weights(f"{whole}/ep0-ba4", None),
+        "rest": _load_weights(f"{whole}/ep0-ba4", IGNORED),
+        "no model": _go_on_without(f"{folder}/none", IGNORED),
+        "no weight": _go_on_without(f"{folder}/part", ["state/model/net.0.weight", *IGNORED[1:]]),
+        "steps": train(f"{folder}/steps", STEPS, 4),
+        "store": train(uri, SHARDED, 5, **goes_on)["losses"] + train(uri, SHARDED, BATCHES, **goes_on)["losses"],
+        "refused": _refused(f"{folder}/refused"),
+        "damaged": _read(f"{folder}/damaged/ep0-ba4"),
+        "full disk": _fill_the_disk(f"{folder}/full"),
+    }
+
+
+@pytest.fixture(scope="module")
+def ranks(whole: tuple[Path, dict[str, Any]], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """The folder and the results of rank 0, with those of both ranks as "damaged" and "full disk"."""
+    folder = tmp_path_factory.mktemp("two")  # `train` ignores warnings that contain "rank"
+    shutil.copytree(whole[0] / "ep0-ba4", folder / "damaged" / "ep0-ba4")
+    (folder / "damaged" / "ep0-ba4" / "__1_0.distcp").write_bytes(b"")
+    (folder / "full").mkdir()
+    results = run_on_ranks(on_two_ranks, 2, str(whole[0]), str(folder), timeout=200)
+    return folder, {**results[0], **{name: [each[name] for each in results] for name in ("damaged", "full disk")}}
 
 
 def _load_weights(path: str, ignore: Any) -> Any:
@@ -240,38 +270,32 @@ def _load_weights(path: str, ignore: Any) -> Any:
     return weight.full_tensor().sum().item(), trainer.state.timestamp.batch.value
 
 
-def test_a_part_can_be_loaded(checkpoint: Path, tmp_path: Path) -> None:
+def test_a_part_can_be_loaded(checkpoint: Path, tmp_path: Path, ranks: tuple[Path, Any]) -> None:
     export_safetensors(checkpoint, tmp_path / "model.safetensors")
     exported = Net()
     load_safetensors(exported, tmp_path / "model.safetensors")
     fresh, saved = (net.net[0].weight.sum().item() for net in (Net(), exported))
     assert abs(fresh - saved) > 1e-3
 
-    assert run_on_ranks(_load_weights, 2, str(checkpoint), None)[0] == (pytest.approx(saved), 0)
-    ignored = ["state/model/*", "state/optimizers", "state/algorithms", "state/callbacks"]
-    assert run_on_ranks(_load_weights, 2, str(checkpoint), ignored)[0] == (pytest.approx(fresh), 4)
+    assert ranks[1]["weights"] == (pytest.approx(saved), 0)
+    assert ranks[1]["rest"] == (pytest.approx(fresh), 4)
 
 
-def _go_on_without(folder: str) -> tuple[str, int, float]:
+def _go_on_without(folder: str, left_out: list[str]) -> tuple[str, int, float]:
+    train(folder, SHARDED, 1, save_ignore_keys=left_out)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        weight, batch = _load_weights(folder, [])
+        weight, batch = _load_weights(f"{folder}/ep0-ba1", [])
     told = [str(warning.message) for warning in caught if "was saved without" in str(warning.message)]
     return "".join(told), batch, weight
 
 
-def test_what_shards_were_saved_without_stays(tmp_path: Path) -> None:
-    left_out = ["state/model/*", "state/optimizers", "state/algorithms", "state/callbacks"]
-    launch(2, str(tmp_path), SHARDED, 1, save_ignore_keys=left_out)
-    assert read_run(tmp_path / "ep0-ba1")[0]["left_out"][0] == "state/model"
-    told, batch, weight = run_on_ranks(_go_on_without, 2, str(tmp_path / "ep0-ba1"))[0]
-    assert (batch, weight) == (1, pytest.approx(Net().net[0].weight.sum().item()))
-    assert "'state/model', 'state/optimizers'" in told
-
-    launch(2, str(tmp_path / "part"), SHARDED, 1, save_ignore_keys=["state/model/net.0.weight", *left_out[1:]])
-    told, batch, weight = run_on_ranks(_go_on_without, 2, str(tmp_path / "part" / "ep0-ba1"))[0]
-    assert (batch, weight) == (1, pytest.approx(Net().net[0].weight.sum().item()))
-    assert "'state/model/net.0.weight', 'state/optimizers'" in told
+def test_what_shards_were_saved_without_stays(ranks: tuple[Path, Any]) -> None:
+    assert read_run(ranks[0] / "none" / "ep0-ba1")[0]["left_out"][0] == "state/model"
+    for name, left_out in (("no model", "state/model"), ("no weight", "state/model/net.0.weight")):
+        told, batch, weight = ranks[1][name]
+        assert (batch, weight) == (1, pytest.approx(Net().net[0].weight.sum().item()))
+        assert f"'{left_out}', 'state/optimizers'" in told
 
 
 def test_damage_is_found_before_anything_is_loaded(checkpoint: Path) -> None:
@@ -311,10 +335,8 @@ def _read(path: str) -> str:
     return ""
 
 
-def test_all_ranks_learn_of_damage_that_one_finds(checkpoint: Path) -> None:
-    (checkpoint / "__1_0.distcp").write_bytes(b"")
-
-    assert ["__1_0.distcp" in reason for reason in run_on_ranks(_read, 3, str(checkpoint))] == [True] * 3
+def test_all_ranks_learn_of_damage_that_one_finds(ranks: tuple[Path, Any]) -> None:
+    assert ["__1_0.distcp" in reason for reason in ranks[1]["damaged"]] == [True] * 2
 
 
 class Evil:
@@ -364,14 +386,16 @@ def _fill_the_disk(folder: str) -> str:
         write_run({"state": shards}, Path(folder) / "ep0-ba2", overwrite=False)
     except OSError as error:
         return str(error)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     return ""
 
 
-def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path) -> None:
-    for message in run_on_ranks(_fill_the_disk, 2, str(tmp_path)):
+def test_a_full_disk_is_told_and_leaves_nothing(ranks: tuple[Path, Any]) -> None:
+    for message in ranks[1]["full disk"]:
         assert "Could not save" in message
         assert "ep0-ba2" in message
-    assert os.listdir(tmp_path) == []
+    assert os.listdir(ranks[0] / "full") == []
 
 
 def test_the_best_are_kept_when_a_run_goes_on(tmp_path: Path) -> None:
@@ -384,15 +408,15 @@ def test_the_best_are_kept_when_a_run_goes_on(tmp_path: Path) -> None:
     assert best.paths == [str(tmp_path / "ep1-ba2")]
 
 
-def test_folders_called_otherwise_are_found_by_the_link(whole: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
-    config = {"fsdp": {"state_dict_type": "sharded", "sharded_ckpt_prefix_dir": "step-{batch}"}}
-
-    begun = launch(2, str(tmp_path / "run"), config, 4)
-    shutil.copytree(tmp_path / "run", tmp_path / "shared", symlinks=True)
+def test_folders_called_otherwise_are_found_by_the_link(
+    whole: tuple[Path, dict[str, Any]], ranks: tuple[Path, Any], tmp_path: Path
+) -> None:
+    shutil.copytree(ranks[0] / "steps", tmp_path / "run", symlinks=True)
+    shutil.copytree(ranks[0] / "steps", tmp_path / "shared", symlinks=True)
     single = train(str(tmp_path / "run"), None, 6, autoresume=True, save_overwrite=False)
     other = train(str(tmp_path / "shared"), None, 1, autoresume=True, run_name="other")
 
-    assert begun["losses"] + single["losses"] == pytest.approx(whole[1]["losses"][:6], abs=1e-12)
+    assert ranks[1]["steps"]["losses"] + single["losses"] == pytest.approx(whole[1]["losses"][:6], abs=1e-12)
     assert len(other["losses"]) == 1  # it starts: the link names a checkpoint of another run
 
 
@@ -407,31 +431,32 @@ def test_a_checkpoint_without_shards(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["a"]
 
 
-def _refused(folder: str, asynchronous: bool) -> None:
+def _refused(folder: str) -> str:
     model = Net()
-    Trainer(
-        model=model,
-        optimizers=torch.optim.SGD(model.parameters(), lr=0.1),
-        device="cpu",
-        progress_bar=False,
-        parallelism_config=SHARDED,
-        callbacks=CheckpointSaver(folder, asynchronous=asynchronous),
-    )
+    try:
+        Trainer(
+            model=model,
+            optimizers=torch.optim.SGD(model.parameters(), lr=0.1),
+            device="cpu",
+            progress_bar=False,
+            parallelism_config=SHARDED,
+            callbacks=CheckpointSaver(folder, asynchronous=True),
+        )
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
-def test_what_cannot_be_is_refused_at_construction(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match="not written in the background: all ranks write them together"):
-        run_on_ranks(_refused, 1, str(tmp_path), True)
+def test_what_cannot_be_is_refused_at_construction(ranks: tuple[Path, Any]) -> None:
+    assert "not written in the background: all ranks write them together" in ranks[1]["refused"]
 
 
-def test_a_run_goes_on_from_a_store(whole: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
-    uri = f"file://{tmp_path}/remote/run"
-    options = {"autoresume": True, "save_overwrite": False}
+def test_a_run_goes_on_from_a_store(
+    whole: tuple[Path, dict[str, Any]], ranks: tuple[Path, Any], tmp_path: Path
+) -> None:
+    remote = ranks[0] / "remote" / "run"
+    linked = train(str(tmp_path / "local"), None, 6, load_path=f"file://{remote}/ep0-ba4")
 
-    begun = launch(2, uri, SHARDED, 5, **options)
-    again = launch(2, uri, SHARDED, BATCHES, **options)
-    linked = launch(1, str(tmp_path / "local"), None, 6, load_path=f"file://{tmp_path}/remote/run/ep0-ba4")
-
-    assert begun["losses"] + again["losses"] == pytest.approx(whole[1]["losses"], abs=1e-12)
+    assert ranks[1]["store"] == pytest.approx(whole[1]["losses"], abs=1e-12)
     assert linked["losses"] == pytest.approx(whole[1]["losses"][4:6], abs=1e-12)
-    assert (tmp_path / "remote" / "run" / "latest-rank0.pt.symlink").read_text().endswith("run/ep1-ba12")
+    assert (remote / "latest-rank0.pt.symlink").read_text().endswith("run/ep1-ba12")

@@ -98,7 +98,6 @@ def wait_for(*paths: Path) -> None:
             "Rank 1 failed while rank 0 waited for it, with ValueError: this rank cannot go on",
         ),
         ("kill", 137, "killed by SIGKILL", "Rank 1 is gone: the connection was closed while rank 0 waited."),
-        ("exit", 3, "exit code 3", "Rank 1 failed while rank 0 waited for it, with SystemExit: 3."),
     ],
 )
 def test_a_rank_that_fails_ends_the_job(tmp_path: Path, what: str, status: int, end: str, seen_by_other: str) -> None:

@@ -20,7 +20,7 @@ NO_DATASETS = "needs datasets, of Hugging Face, whose pyarrow needs NumPy 2"
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def files_are_closed_here() -> Iterator[None]:
     """Files that are left open warn when they are collected, which must not be in the tests that come after."""
     yield

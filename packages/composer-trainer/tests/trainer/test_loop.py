@@ -247,7 +247,7 @@ def warnings_of(make_trainer: MakeTrainer, broken: Callable[[int], bool], **argu
     return [str(warning.message) for warning in caught if "NaN or infinite" in str(warning.message)]
 
 
-@pytest.mark.parametrize("duration", ["1ba", "3ba", "1ep", "5ep", "40ba"])
+@pytest.mark.parametrize("duration", ["1ba", "1ep", "40ba"])
 def test_losses_that_stay_nan_warn_once(make_trainer: MakeTrainer, duration: str) -> None:
     (told,) = warnings_of(make_trainer, lambda batch: True, max_duration=duration)
 

@@ -14,7 +14,7 @@ from composer.devices import DeviceCPU
 from composer.loggers import InMemoryLogger, Logger, LoggerDestination
 from composer.models.base import of_outputs_alone
 from composer.testing import SimpleModel
-from composer.trainer.metrics import TrainMetrics, move_metrics
+from composer.trainer.metrics import move_metrics
 
 MakeTrainer = Any  # the fixture's class, in conftest.py
 STEPS = 4  # 16 samples in batches of 4
@@ -193,24 +193,3 @@ def test_metrics_move_to_the_device() -> None:
     move_metrics(metrics, Meta())
 
     assert metrics["Targets"].device == torch.device("meta")
-
-
-def test_values_that_nobody_reads_are_not_made(make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept, read, made = [], [], []
-    values = TrainMetrics.values
-
-    class Keeping(Callback):
-        def batch_end(self, state: State, logger: Logger) -> None:
-            if state.timestamp.batch == 2:
-                read.append(state.train_metric_values)
-            kept.append(state._train_metric_values)
-
-    monkeypatch.setattr(TrainMetrics, "values", lambda self: made.append(len(kept)) or values(self))
-    trainer = make_trainer(callbacks=Keeping(), max_duration="4ba")
-    trainer.fit()
-
-    assert {1, 4} == set(made), "at the second batch and the end of the epoch"
-    assert 0 <= read[0]["Accuracy"] <= 1
-    with pytest.raises(RuntimeError, match="before the next batch"):
-        dict(kept[0])
-    assert {"Accuracy"} == trainer.state.train_metric_values.keys()

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from composer.models import ComposerModel
 from composer.testing import deep_compare, run_on_ranks
 from composer.trainer import Trainer, construction
 from composer.trainer.construction import RunSettings
-from composer.trainer.microbatch import DistributedMicrobatchSearch
+from composer.trainer.microbatch import MicrobatchSearch
 from composer.trainer.options import Arguments
 from composer.trainer.ranks import DataParallel
 from composer.utils import dist
@@ -279,7 +279,7 @@ def failures() -> dict[str, str]:
 
     def synchronised() -> None:
         model = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.SyncBatchNorm(1))
-        DistributedMicrobatchSearch(State(model=model), DataParallel(None, TIMEOUT)).check()
+        MicrobatchSearch(State(model=model), DataParallel(None, TIMEOUT)).check()
 
     def sharded() -> None:
         state = State(model=(model := Hungry()))
@@ -348,7 +348,7 @@ def thrashing() -> list[tuple[float | None, list[str]]]:
     results = []
     for samples in (4, 1):
         state = State(model=torch.nn.Linear(1, 1), device_train_microbatch_size=4)
-        search = DistributedMicrobatchSearch(state, DataParallel(None, TIMEOUT))
+        search = MicrobatchSearch(state, DataParallel(None, TIMEOUT))
         search._thrashing = Tight(dist.get_global_rank() == 1)  # type: ignore[assignment]
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
@@ -446,27 +446,6 @@ class Stop(Callback):
             state.stop_training()
 
 
-class Stateful:
-    """Batches of a loader that counts what was drawn."""
-
-    def __init__(self) -> None:
-        self.batches, self.drawn = batches_of(HALVES[dist.get_global_rank()]), 0
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-    def __iter__(self) -> Iterator[Any]:
-        for batch in self.batches:
-            self.drawn += 1
-            yield batch
-
-    def state_dict(self) -> dict[str, int]:
-        return {"drawn": self.drawn}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        raise AssertionError("nothing is loaded")
-
-
 STOPS: dict[str, tuple[tuple[str, int, tuple[int, ...]], int]] = {  # event, batch, ranks; batches trained
     "one rank": (("batch_end", 2, (0,)), 2),
     "the other rank": (("batch_end", 4, (1,)), 4),
@@ -481,15 +460,7 @@ STOPS: dict[str, tuple[tuple[str, int, tuple[int, ...]], int]] = {  # event, bat
 
 
 def stops() -> dict[str, Any]:
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        trainer = make(Hungry(), callbacks=Stop("batch_end", 1, (0,)), train_dataloader=Stateful())
-        trainer.fit()
-        trainer.close()
-    return {
-        **{name: stopped(*at) for name, (at, _) in STOPS.items()},
-        "of its own": [str(warning.message) for warning in told],
-    }
+    return {name: stopped(*at) for name, (at, _) in STOPS.items()}
 
 
 def stopped(*at: Any) -> dict[str, Any]:
@@ -514,14 +485,6 @@ def test_all_ranks_stop_after_the_batch_after_which_one_does(case: str, ranks: R
     for result in (first, second):
         assert batch == result["batch"]
         deep_compare(result["whole"]["weights"], result["stopped"]["weights"])
-
-
-def test_a_rank_tells_that_its_loader_is_ahead(ranks: Ranks) -> None:
-    first, second = (part["of its own"] for part in ranks("stops"))
-
-    assert [] == first
-    assert 1 == len(second)
-    assert "rank 1 had already drawn the next batch from a loader that saves its own state" in second[0]
 
 
 # ---- the end of the process

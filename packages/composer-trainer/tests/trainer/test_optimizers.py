@@ -59,13 +59,6 @@ def test_a_part_of_the_model_that_no_optimizer_has_is_named_unless_it_is_frozen(
     make_trainer(model=model, optimizers=optimizer).fit()
 
 
-def test_a_rate_that_is_a_text_is_refused_at_construction(make_trainer: MakeTrainer) -> None:
-    model = make_trainer.model()
-    groups = [{"params": model.parameters(), "lr": "1e-3"}]
-    with pytest.raises(TypeError, match=r"`optimizers` must have numbers as settings, got lr='1e-3' in SGD"):
-        make_trainer(model=model, optimizers=torch.optim.SGD(groups, lr=0.1))
-
-
 def test_surgery_that_leaves_the_optimizer_behind_is_refused(make_trainer: MakeTrainer) -> None:
     class Rebuilds(Algorithm):
         events = frozenset({Event.INIT})
@@ -75,18 +68,6 @@ def test_surgery_that_leaves_the_optimizer_behind_is_refused(make_trainer: MakeT
 
     with pytest.raises(ValueError, match=r"`optimizers` must hold parameters of `model`.* an algorithm replaced them"):
         make_trainer(algorithms=Rebuilds())
-
-
-@pytest.mark.parametrize("key", ["lr", "momentum", "weight_decay"])
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), torch.tensor(float("nan"))])
-def test_a_setting_of_an_optimizer_that_is_no_number_is_refused(
-    make_trainer: MakeTrainer, key: str, value: Any
-) -> None:
-    model = make_trainer.model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    optimizer.param_groups[-1][key] = value
-    with pytest.raises(ValueError, match=rf"`optimizers` must have finite settings, got {key}=.* in SGD"):
-        make_trainer(model=model, optimizers=optimizer)
 
 
 def test_without_an_optimizer_there_is_a_default_with_a_warning(make_trainer: MakeTrainer) -> None:

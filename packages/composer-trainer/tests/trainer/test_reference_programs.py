@@ -11,12 +11,12 @@ import torch
 
 import composer.trainer.trainer as trainer_module
 from composer.core import Event
-from composer.loggers import InMemoryLogger
+from composer.loggers import InMemoryLogger, LoggerDestination
 from composer.trainer import Trainer
 
 
 def test_a_mock_of_a_logger_is_used(make_trainer: Any, tmp_path: Path) -> None:
-    logger = MagicMock()
+    logger = MagicMock(spec=LoggerDestination)
     logger.can_upload_files.return_value = False
     logger.state_dict.return_value = {}
     trainer = make_trainer(loggers=[logger], save_folder=tmp_path)
@@ -29,19 +29,12 @@ def test_a_mock_of_a_logger_is_used(make_trainer: Any, tmp_path: Path) -> None:
     assert trainer.saved_checkpoints
 
 
-def test_an_object_with_some_methods_of_a_logger_is_refused(make_trainer: Any) -> None:
-    with pytest.raises(TypeError, match="`loggers` must hold `LoggerDestination` objects, got"):
-        make_trainer(loggers=[MagicMock(spec=["log_metrics", "run_event"])])
-
-
 def test_hyperparameters_are_those_of_the_reference(make_trainer: Any) -> None:
     made = make_trainer(auto_log_hparams=True, seed=3, device="cpu").local_hparams
     added = {"is_model_compiled": False, "auto_microbatching": False, "num_optimizers": 1, "rank_zero_seed": 3}
 
     assert added.items() <= made.items()
-    assert not {"loss", "save_async", "delivery_timeout", "compile_step"} & made.keys()
     assert {"save_num_checkpoints_to_keep", "load_path", "algorithm_passes"} <= made.keys()
-    assert make_trainer(auto_log_hparams=True, delivery_timeout=5.0).local_hparams["delivery_timeout"] == 5.0
 
 
 def test_fit_compiles_when_told(make_trainer: Any) -> None:

@@ -76,23 +76,23 @@ def test_an_upload_that_fails_is_warned_of_and_training_goes_on(tmp_path: Path, 
     assert memory.cat("/bucket/run/file.txt") == b"epoch 1"
 
 
-def _check(uris: dict[int, list[str]]) -> str:
+def _check(uris: list[str]) -> str:
     try:
-        check_uris(uris.get(dist.get_global_rank(), []), "run")
+        check_uris(uris, "run")
         return f"in step: {dist.all_gather_object(dist.get_global_rank())}"
     except Exception as error:  # noqa: BLE001 - the test compares it
         return f"{type(error).__name__}: {error}"
 
 
-def test_all_ranks_learn_that_the_first_one_cannot_upload() -> None:
-    first, second = run_on_ranks(_check, 2, {0: ["file:///dev/null/folder/file.txt"]})
-
-    assert "/dev/null/folder" in first
-    assert second == f"RuntimeError: Files cannot be uploaded: rank 0: {first}"
+def _check_all(launches: list[dict[int, list[str]]]) -> list[str]:
+    return [_check(uris.get(dist.get_global_rank(), [])) for uris in launches]
 
 
-@pytest.mark.parametrize("names", [{0: ["{run_name}/a"]}, {1: ["a"]}, {rank: ["{rank}/a", "1/b"] for rank in (0, 1)}])
-def test_ranks_may_name_different_files(tmp_path: Path, names: dict[int, list[str]]) -> None:
-    uris = {rank: [f"file://{tmp_path}/{name}/f" for name in each] for rank, each in names.items()}
+def test_ranks_may_name_different_files_and_learn_that_the_first_one_cannot_upload(tmp_path: Path) -> None:
+    named = [{0: ["{run_name}/a"]}, {1: ["a"]}, {rank: ["{rank}/a", "1/b"] for rank in (0, 1)}]
+    uris = [{rank: [f"file://{tmp_path}/{name}/f" for name in names] for rank, names in each.items()} for each in named]
+    first, second = run_on_ranks(_check_all, 2, [*uris, {0: ["file:///dev/null/folder/file.txt"]}])
 
-    assert ["in step: [0, 1]"] * 2 == run_on_ranks(_check, 2, uris)
+    assert ["in step: [0, 1]"] * 3 == first[:3] == second[:3]
+    assert "/dev/null/folder" in first[3]
+    assert second[3] == f"RuntimeError: Files cannot be uploaded: rank 0: {first[3]}"

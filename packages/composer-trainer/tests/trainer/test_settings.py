@@ -329,10 +329,10 @@ def test_a_list_of_batches_is_one_eval_loader(make_trainer: MakeTrainer) -> None
 def test_arguments_without_effect_are_told_together(make_trainer: MakeTrainer, tmp_path: Path) -> None:
     message = (
         "Arguments have no effect: `train_subset_num_batches` without `train_dataloader`; `eval_interval`, "
-        "`eval_subset_num_batches` without `eval_dataloader`; `log_traces` without `progress_bar` or `log_to_console`; "
-        "`load_weights_only`, `load_strict_model_weights` without `load_path` or `autoresume`; `save_filename`, "
-        "`save_overwrite`, `save_interval`, `save_num_checkpoints_to_keep` without `save_folder`. Leave them out, or "
-        "add what they need."
+        "`eval_subset_num_batches` without `eval_dataloader`; `console_stream` without `progress_bar` or "
+        "`log_to_console`; `load_weights_only`, `load_strict_model_weights` without `load_path` or `autoresume`; "
+        "`save_filename`, `save_overwrite`, `save_interval`, `save_num_checkpoints_to_keep` without `save_folder`. "
+        "Leave them out, or add what they need."
     )
     with pytest.warns(UserWarning, match="Arguments have no effect") as caught:
         make_trainer(
@@ -340,7 +340,7 @@ def test_arguments_without_effect_are_told_together(make_trainer: MakeTrainer, t
             train_subset_num_batches=2,
             eval_interval="2ba",
             eval_subset_num_batches=2,
-            log_traces=True,
+            console_stream="stdout",
             load_weights_only=True,
             load_strict_model_weights=False,
             save_filename="{batch}.pt",
@@ -365,6 +365,8 @@ def test_all_wrong_arguments_are_named_in_one_error(make_trainer: MakeTrainer) -
     assert 2 == len(str(e.value).splitlines())
     with pytest.raises(TypeError, match=r"`progress_bar` must be .*\n`seed` must be an integer"):
         make_trainer(progress_bar="yes", seed="a")
+    with pytest.raises(TypeError, match=r"`optimizers` must be .*\n`loggers` must hold .*\n`profiler` must be"):
+        make_trainer(optimizers=3, loggers="abc", profiler=True)
     wrong = {
         "train_dataloader": [],
         "max_duration": "0ep",

@@ -7,6 +7,7 @@ import itertools
 import math
 import operator
 import os
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from numbers import Number
@@ -72,12 +73,19 @@ class DataSpec:
         get_num_tokens_in_batch: Callable[[Batch], SupportsIndex | Mapping[str, SupportsIndex]] | None = None,
     ) -> None:
         check_yields_batches("dataloader", dataloader)
-        _check_callable("batch_transforms", batch_transforms)
-        _check_callable("microbatch_transforms", microbatch_transforms)
-        _check_callable("split_batch", split_batch)
-        _check_callable("get_num_samples_in_batch", get_num_samples_in_batch)
-        _check_callable("get_num_tokens_in_batch", get_num_tokens_in_batch)
-        _check_batched_once(dataloader)
+        functions: dict[str, object] = {
+            "batch_transforms": batch_transforms,
+            "microbatch_transforms": microbatch_transforms,
+            "split_batch": split_batch,
+            "get_num_samples_in_batch": get_num_samples_in_batch,
+            "get_num_tokens_in_batch": get_num_tokens_in_batch,
+        }
+        for name, function in functions.items():
+            if function is not None and not callable(function):
+                raise TypeError(f"`{name}` must be a function, got {function!r}. Leave it out for the default.")
+        may_be_web = "webdataset" in sys.modules
+        if may_be_web:
+            _check_batched_once(dataloader)
         if isinstance(dataloader, DataLoader):
             _check_dataloader(dataloader)
             if num_samples is None and isinstance(dataloader.dataset, Sized):
@@ -93,7 +101,7 @@ class DataSpec:
         self._count_samples = get_num_samples_in_batch or count_samples
         if get_num_samples_in_batch is None:
             is_whole = isinstance(dataloader, DataLoader) and (
-                dataloader.batch_size is None or bool(_stages_of(dataloader))
+                dataloader.batch_size is None or (may_be_web and bool(_stages_of(dataloader)))
             )
             # These yield the items of a dataset, which may be samples instead of batches.
             if is_whole or isinstance(dataloader, IterableDataset):
@@ -360,11 +368,6 @@ def _count(name: str, value: Any) -> int | None:
     if value is not None and number is None:
         raise TypeError(f"`{name}` must be an integer or None, got {value!r}.")
     return number
-
-
-def _check_callable(name: str, function: object) -> None:
-    if function is not None and not callable(function):
-        raise TypeError(f"`{name}` must be a function, got {function!r}. Leave it out for the default.")
 
 
 def _is_of_datasets(data: Any) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import atexit
 import copy
 import logging
-import operator
 import os
 import platform
 import random
@@ -17,7 +16,7 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed
@@ -51,7 +50,6 @@ from composer.loggers.console_logger import ConsoleLogger
 from composer.loggers.file_logger import FileLogger
 from composer.loggers.progress_bar_logger import ProgressBarLogger
 from composer.loop.driver import Driver
-from composer.loop.hosted_run import algorithms_in
 from composer.loop.position import LoaderPosition
 from composer.models import ComposerModel
 from composer.models.module_with_loss import ModuleWithLoss, as_composer_model, user_model_name
@@ -59,16 +57,15 @@ from composer.optim import compile_composer_scheduler, scale_pytorch_scheduler
 from composer.trainer.evaluation import Evaluation
 from composer.trainer.history import RunHistory
 from composer.trainer.metrics import TrainMetrics
-from composer.trainer.microbatch import check_not_profiled, check_not_sharded
+from composer.trainer.microbatch import check_not_sharded
 from composer.trainer.optimizers import (
     OptimizerFactory,
     build_optimizers,
     check_alternating_optimizers,
     check_optimizers,
     check_schedulers,
-    is_function,
 )
-from composer.trainer.options import Arguments, check_branch, described, weights_only
+from composer.trainer.options import Arguments, described, is_function
 from composer.trainer.precision import ClosureGradScaler
 from composer.trainer.ranks import DataParallel, SingleProcess
 from composer.trainer.remote_files import RemoteFiles, check_uris
@@ -83,7 +80,6 @@ from composer.utils import (
     reproducibility,
 )
 from composer.utils.collect_env import get_composer_env
-from composer.utils.iter_helpers import check_distinct
 from composer.utils.module_surgery import warn_about_narrow_convolutions
 from composer.utils.numbers import plain_number
 from composer.utils.terminal import open_stream
@@ -97,17 +93,6 @@ _ADJECTIVES = "amber bold brisk calm clever eager fair gentle keen lively lucid 
 _NOUNS = "badger beaver cedar comet falcon fjord harbor heron lynx maple meadow otter raven sparrow willow wren".split()
 
 
-class TrainerProfiler(Protocol):
-    """The interface of the Trainer's `profiler`; `composer.profiler.Profiler` implements it."""
-
-    @property
-    def remote_filenames(self) -> Sequence[str]:
-        """The URIs of files that it uploads."""
-
-    def bind_to_state(self, state: State) -> None:
-        """Add the profiler to the callbacks of the run."""
-
-
 class TrainerParts:
     """Builds the parts of a `Trainer`, and nothing else; see there for the public attributes."""
 
@@ -116,19 +101,15 @@ class TrainerParts:
     engine: Engine
 
     def _construct(self, arguments: Arguments) -> None:
-        check_branch(arguments)
-        arguments.warn_without_effect(
-            any(isinstance(each, CheckpointSaver) for each in ensure_tuple(arguments.callbacks))
-        )
-        self._branch_duration = arguments.branch_duration
+        self._check_branch(arguments)
         self.auto_log_hparams, self.python_log_level = arguments.auto_log_hparams, arguments.python_log_level
-        if arguments.python_log_level is not None:
+        if self.python_log_level is not None:
             rank = os.environ.get("RANK", "0")
             logging.basicConfig(
                 format=f"%(asctime)s: rank{rank}[%(process)d][%(threadName)s]: %(levelname)s: %(name)s: %(message)s",
                 stream=open_stream("stderr"),
             )
-            logging.getLogger("composer").setLevel(arguments.python_log_level)
+            logging.getLogger("composer").setLevel(self.python_log_level)
         # The stream for messages to the user; None: show nothing.
         is_shown = arguments.progress_bar or arguments.log_to_console
         self._stream = open_stream(arguments.console_stream) if is_shown else None
@@ -138,25 +119,54 @@ class TrainerParts:
         self._build_engine(arguments)
         optimizers, schedulers = self._run_init(arguments)
         # After INIT, where algorithms may replace the model and its metrics, and scale the length of the run.
-        self._settings = RunSettings(self.state, self._model, self._parallel)
-        self._settings.set_train_data(arguments)
+        settings = self._settings = RunSettings(self.state, self._model, self._parallel)
+        settings.set_train_data(arguments)
         if arguments.eval_dataloader is not None:
-            self._settings.set_evaluators(arguments)
-        arguments = arguments.replaced(schedulers=schedulers)
-        self._settings.check_schedulers(arguments)
-        self._settings.set_max_duration(arguments)
-        self._settings.set_schedulers(arguments)
+            settings.set_evaluators(arguments)
+        settings.check_schedulers(schedulers, arguments)
+        if arguments.max_duration is not None:
+            settings.set_max_duration(arguments.max_duration, arguments.scale_schedule_ratio)
+        if schedulers is not None:
+            settings.set_schedulers(schedulers, arguments)
         self.engine.run_event(Event.BEFORE_LOAD)
-        self._settings.set_scaler()  # after INIT, where an algorithm may wrap the optimizer in one that needs closures
+        settings.set_scaler()  # after INIT, where an algorithm may wrap the optimizer in one that needs closures
         self._load(arguments)
         self.engine.run_event(Event.AFTER_LOAD)
-        check_alternating_optimizers(self._model, optimizers, self.state.optimizers)
-        self._evaluation.modes.check()
+        if hasattr(self._model, "begin_turn"):
+            check_alternating_optimizers(self._model, optimizers, self.state.optimizers)
+        if self.state.algorithms:
+            self._evaluation.modes.check()
         # Module surgery has drawn random numbers; reseed, so that training is the same whatever the algorithms.
         reproducibility.seed_all(self.state.seed)
         self.state.model = self._parallel.wrap(self.state.model, self.state.algorithms)
         if compile_config is not None:
             self._compile_model(compile_config)
+
+    def _check_branch(self, arguments: Arguments) -> None:
+        """Check the arguments of a branch of a run, and what `load_path` loads.
+
+        Raises:
+            ValueError: A run branches off nothing, or off weights alone, or has a length, too.
+        """
+        path, duration = arguments.load_path, arguments.branch_duration
+        self._branch_duration = duration
+        # A `.safetensors` file holds nothing but weights.
+        self._loads_weights_only = arguments.load_weights_only or (path is not None and path.endswith(".safetensors"))
+        if duration is None:
+            return
+        if path is None:
+            raise ValueError("`branch_duration` needs `load_path`, the checkpoint that the run branches off.")
+        if self._loads_weights_only:
+            raise ValueError(
+                f"`load_weights_only` must be False with `branch_duration`, and `load_path` not a `.safetensors` file, "
+                f"got {arguments.load_weights_only!r} and {without_password(path)!r}: a branch continues the "
+                f"optimizers and the data. Load a checkpoint of a run, or give `max_duration` to a new run."
+            )
+        if arguments.max_duration is not None:
+            raise ValueError(
+                f"`max_duration` must not be given with `branch_duration`, got {str(arguments.max_duration)!r} and "
+                f"{str(duration)!r}: a branch ends that long after its checkpoint. Leave one out."
+            )
 
     def _build_state(self, arguments: Arguments) -> dict[str, Any] | None:
         """Connect the ranks, place model and optimizers on the device, the same on all ranks, and make the state.
@@ -185,25 +195,24 @@ class TrainerParts:
         precision = resolve_precision(arguments.precision, device)
         parallel = self._parallel = _connect_ranks(device, arguments)
         optimizers = [] if is_function(arguments.optimizers) else build_optimizers(model, arguments.optimizers)
-        run_name = parallel.broadcast(generate_run_name() if arguments.run_name is None else arguments.run_name)
         if arguments.deterministic_mode:
             reproducibility.configure_deterministic_mode()
-        # All ranks have the same seed at first, so that module surgery makes the same choices everywhere.
+        # All ranks have the same name and seed, so that module surgery makes the same choices everywhere.
         largest = reproducibility.MAX_SEED - (parallel.world_size - 1)
         drawn = reproducibility.get_random_seed() % (largest + 1) if arguments.seed is None else arguments.seed
-        seed = parallel.broadcast(operator.index(drawn))
+        name = generate_run_name() if arguments.run_name is None else arguments.run_name
+        run_name, seed = parallel.broadcast((name, drawn))
         if not 0 <= seed <= largest:
             raise ValueError(f"`seed` must be from 0 to {largest}, so that every rank gets one, got {seed!r}.")
         reproducibility.seed_all(seed)
-        placed = parallel.to_device(model, device)
-        parallel.sync_module_states(placed)
+        model_on_device = parallel.place(model, device)
         for optimizer in optimizers:
             device.optimizer_to_device(optimizer)
-        algorithms = algorithms_in(arguments.algorithms)
+        algorithms = arguments.algorithms or ()
         if isinstance(model, ModuleWithLoss):
             _check_keys(model, algorithms)
         self.state = State(
-            model=placed,
+            model=model_on_device,
             rank_zero_seed=seed,
             run_name=run_name,
             device=device,
@@ -232,10 +241,6 @@ class TrainerParts:
         destinations, callbacks = _build_loggers(arguments)
         saver = self._checkpoint_saver = _add_saver(arguments, callbacks, destinations)
         if profiler is not None:
-            if isinstance(profiler, type) or not hasattr(profiler, "bind_to_state"):
-                raise TypeError(
-                    f"`profiler` must be a `composer.profiler.Profiler`, got {profiler!r}. Pass `Profiler(...)`."
-                )
             warnings.warn(
                 "The profiler is enabled. Profiling adds overhead to training: do not compare its speed.", stacklevel=4
             )
@@ -284,10 +289,13 @@ class TrainerParts:
             schedulers = factory.schedulers or schedulers
         else:
             self.engine.run_event(Event.INIT)
-        self._model = _checked_model(state.model)
-        self._model.logger = self.logger
-        check_optimizers(state.optimizers, self._model, changed_by="an algorithm")
-        self._log_hparams()
+        if state.model is not self._model:
+            self._model = _checked_model(state.model)
+            self._model.logger = self.logger
+        if state.algorithms:
+            check_optimizers(state.optimizers, self._model, changed_by="an algorithm")
+        if self.logger.destinations:
+            self._log_launch()
         state.train_metrics = dict(copy.deepcopy(self._model.get_metrics(is_train=True)))
         self._parallel.prepare_metrics(state.train_metrics.values())
         defer = self._parallel.world_size == 1
@@ -298,19 +306,18 @@ class TrainerParts:
         self._evaluation.modes.eval()  # the mode outside `fit`
         return optimizers, schedulers
 
-    def _log_hparams(self) -> None:
+    def _log_launch(self) -> None:
         """Log the arguments if requested, and versions, nodes and devices.
 
         The commit is that of an installation from a repository; a release has none, and logs none.
         """
         import composer
 
-        if self.local_hparams:
-            self.logger.log_hyperparameters(self.local_hparams)
         local_world_size = dist.get_local_world_size()
         commit = os.environ.get("COMPOSER_COMMIT_HASH") or get_composer_env().composer_commit_hash
         self.logger.log_hyperparameters(
             {
+                **self.local_hparams,
                 "composer_version": composer.__version__,
                 **({} if commit is None else {"composer_commit_hash": commit}),
                 "num_nodes": dist.get_world_size() // local_world_size,
@@ -325,9 +332,10 @@ class TrainerParts:
         self._position = LoaderPosition(state, self._metrics, spin=arguments.spin_dataloaders)
         # Created before the checkpoint is loaded, because `RunProgress` records the arguments of this launch.
         progress = self._progress = state.resumption = RunProgress(
-            state, self._settings, self._position, self._evaluation, self._announce, arguments.branch_duration
+            state, self._settings, self._position, self._evaluation, self._announce, self._branch_duration
         )
-        own: str | None = None  # the run's own checkpoint, which `autoresume` has found, and which is loaded whole
+        newest: tuple[str, str] | None = None  # what to load, perhaps a downloaded copy, and the checkpoint's own path
+        run_name, path = state.run_name, ""
         with parallel.report_lost_ranks(), ExitStack() as downloads:
             if arguments.autoresume and saver is not None:
                 newest = find_checkpoint(saver, state, self.logger.destinations, arguments.load_progress_bar, downloads)
@@ -336,52 +344,54 @@ class TrainerParts:
                     self._announce(
                         f"No checkpoint of the run {state.run_name!r} was found; it starts from the beginning."
                     )
-                else:
-                    path, own = newest
-                    arguments = arguments.replaced(
-                        load_path=path,
-                        load_object_store=None,
-                        load_weights_only=False,
-                        load_ignore_keys=None,
-                        load_exclude_algorithms=None,
-                        branch_duration=None,
-                    )
-            if arguments.load_path is not None and own is None:
-                arguments = arguments.replaced(load_path=os.path.expanduser(os.fspath(arguments.load_path)))
-                if arguments.load_object_store is None:
-                    check_load_path(arguments.load_path, state.run_name)
-            if arguments.load_path is None:
-                parallel.shard(state)
+            if newest is not None:
+                copy_of_it, path = newest
+                self._loads_weights_only = False
+                checkpoint.load_checkpoint(
+                    copy_of_it,
+                    state,
+                    self.logger,
+                    strict_model_weights=arguments.load_strict_model_weights,
+                    progress_bar=arguments.load_progress_bar,
+                    algorithm_passes=arguments.algorithm_passes,
+                    shard=lambda: parallel.shard(state),
+                )
+            elif arguments.load_path is not None:
+                path = os.path.expanduser(arguments.load_path)
+                self._load_checkpoint(path, arguments)
             else:
-                self._load_checkpoint(arguments, own)
-        if own is None:
+                parallel.shard(state)
+        if path:
+            state.run_name, state.load_path, now = run_name, path, state.timestamp
+            run = f"The run, at epoch {now.epochs} and batch {now.batches},"
+            self._announce(f"{'Weights' if self._loads_weights_only else run} loaded from {without_password(path)}.")
+        if newest is None:
             progress.reset_fit_count()
         else:
             progress.check_branch()
             if saver is not None:
                 saver.resumed_at = state.timestamp.batch
-        model = _checked_model(state.model)
-        if model is not self._model:  # an algorithm of the checkpoint has replaced it
-            self._model = self._settings.model = self._evaluation.model = model
+        if state.model is not self._model:  # an algorithm of the checkpoint has replaced it
+            model = self._model = self._settings.model = self._evaluation.model = _checked_model(state.model)
             model.logger = self.logger
             # The state already has the metrics of the new model, perhaps with loaded values, so they are kept.
             for metrics in (state.train_metrics, *state.eval_metrics.values()):
                 parallel.prepare_metrics(metrics.values())
             self._metrics.set_model(model)
-        self.logger.log_hyperparameters({"rank_zero_seed": state.rank_zero_seed})  # loading may have changed it
+        if self.logger.destinations:  # not before, because loading may change the seed
+            self.logger.log_hyperparameters({"rank_zero_seed": state.rank_zero_seed})
 
-    def _load_checkpoint(self, arguments: Arguments, own: str | None) -> None:
-        """Load `load_path`; the model is sharded among ranks as soon as its structure is final.
-
-        The run records, and the log names, the checkpoint as `own`: the path may be that of a downloaded copy.
-        """
+    def _load_checkpoint(self, path: str, arguments: Arguments) -> None:
+        """Load `load_path`; the model is sharded among ranks as soon as its structure is final."""
         state, run_name = self.state, self.state.run_name
+        if arguments.load_object_store is None:
+            check_load_path(path, run_name)
         checkpoint.load_checkpoint(
-            arguments.load_path,
+            path,
             state,
             self.logger,
             arguments.load_object_store,
-            weights_only(arguments),
+            self._loads_weights_only,
             arguments.load_strict_model_weights,
             arguments.load_progress_bar,
             arguments.load_ignore_keys,
@@ -389,16 +399,11 @@ class TrainerParts:
             arguments.algorithm_passes,
             shard=lambda: self._parallel.shard(state),
         )
-        if arguments.branch_duration is not None and state.run_name == run_name:
+        if self._branch_duration is not None and state.run_name == run_name:
             raise ValueError(
                 f"`run_name` must be a name of its own for a branch, got {run_name!r}, the name of the run that saved "
                 f"`load_path`: its checkpoints could replace each other's. Use for example '{run_name}-branch'."
             )
-        state.run_name, state.load_path, now = run_name, own or os.fspath(arguments.load_path), state.timestamp
-        run = f"The run, at epoch {now.epochs} and batch {now.batches},"
-        self._announce(
-            f"{'Weights' if weights_only(arguments) else run} loaded from {without_password(state.load_path)}."
-        )
 
     def _compile_model(self, config: dict[str, Any]) -> None:
         options = config.get("options") or {}
@@ -530,24 +535,17 @@ def _build_loggers(arguments: Arguments) -> tuple[list[LoggerDestination], list[
     """Return the loggers, with progress bar and console logger unless the user gives them, and the callbacks.
 
     Raises:
-        TypeError: An object is not a logger or a callback.
         ValueError: An object is given twice.
     """
-    destinations, callbacks = list(ensure_tuple(arguments.loggers)), list(ensure_tuple(arguments.callbacks))
-    interface = [name for name in dir(LoggerDestination) if not name.startswith("_")]
-    for argument, items, kind in (("loggers", destinations, LoggerDestination), ("callbacks", callbacks, Callback)):
-        for item in items:
-            is_right = isinstance(item, kind)
-            if kind is LoggerDestination and not isinstance(item, type):  # a mock has everything that a logger has
-                is_right = is_right or all(hasattr(item, name) for name in interface)
-            if not is_right:
-                kinds = {"algorithms": Algorithm, "callbacks": Callback}
-                hint = "".join(f" Pass it in `{name}`." for name, other in kinds.items() if isinstance(item, other))
-                raise TypeError(f"`{argument}` must hold `{kind.__name__}` objects, got {described(item)}.{hint}")
-        check_distinct(argument, items)
-    check_distinct("callbacks` and `loggers", [*destinations, *callbacks])
-    destinations += [each for each in callbacks if isinstance(each, LoggerDestination)]
-    callbacks = [each for each in callbacks if not isinstance(each, LoggerDestination)]
+    destinations: list[LoggerDestination] = list(arguments.loggers or ())
+    callbacks: list[Callback] = []
+    for each in arguments.callbacks or ():
+        if any(each is other for other in destinations):
+            raise ValueError(
+                f"`callbacks` and `loggers` must contain every object once, got the same `{type(each).__name__}` "
+                f"object in both. Leave it out of `callbacks`."
+            )
+        (destinations if isinstance(each, LoggerDestination) else callbacks).append(each)
     if arguments.progress_bar and arguments.log_to_console:
         warnings.warn(
             "`progress_bar` and `log_to_console` are both on and write over each other. Set one of them to False.",
@@ -580,6 +578,7 @@ def _add_saver(
             checkpoints in a way in which they are not found again.
     """
     saver = next((callback for callback in callbacks if isinstance(callback, CheckpointSaver)), None)
+    arguments.warn_without_effect(saver is not None)
     if saver is None and arguments.save_folder is not None:
         folder, latest = arguments.save_folder, arguments.save_latest_filename
         remote = parse_uri(folder)[2].strip("/") if is_uri(folder) else "{run_name}/checkpoints"
@@ -689,11 +688,11 @@ class RunSettings:
         if is_new:
             self.parallel.check_loader(spec.dataloader, "train_dataloader")
             pin_batches(spec.dataloader, state.device)
-            parameters = list(self.model.parameters())
-            if parameters and not any(parameter.requires_grad for parameter in parameters):
+            trained = [parameter.requires_grad for parameter in self.model.parameters()]
+            if trained and True not in trained:
                 raise ValueError(
                     f"`model` must have parameters that require gradients, got {user_model_name(self.model)}, all of "
-                    f"whose {len(parameters)} parameters are frozen: there is nothing to train. Call "
+                    f"whose {len(trained)} parameters are frozen: there is nothing to train. Call "
                     f"`requires_grad_(True)` on the part to train, or leave `train_dataloader` out to evaluate only."
                 )
             state.train_dataloader, state.train_data_spec = spec.dataloader, spec
@@ -716,7 +715,11 @@ class RunSettings:
         if requested is None or requested == "auto":
             size = None if spec is None else plain_number(getattr(spec.dataloader, "batch_size", None))
         if requested == "auto":
-            check_not_profiled(state.profiler, requested)
+            if state.profiler is not None:
+                raise ValueError(
+                    "`profiler` cannot be used with `device_train_microbatch_size='auto'`: it would measure the "
+                    "search. Give a number."
+                )
             check_not_sharded("device_train_microbatch_size", state)
             if state.device.name != "gpu":
                 raise ValueError("`device_train_microbatch_size='auto'` needs a GPU: it searches what fits its memory.")
@@ -741,7 +744,10 @@ class RunSettings:
         Raises:
             ValueError: A loader can be iterated only once.
         """
-        evaluators = self.evaluators_of(arguments)
+        interval, subset = arguments.eval_interval, arguments.eval_subset_num_batches
+        evaluators = self.evaluators_of(
+            arguments.eval_dataloader, 1 if interval is None else interval, -1 if subset is None else subset
+        )
         for evaluator in evaluators:
             loader = evaluator.dataloader.dataloader
             if _is_iterator(loader):
@@ -773,15 +779,19 @@ class RunSettings:
         for evaluator in self.state.evaluators:
             evaluator._inherit(**{name: value for name, value in values.items() if value is not None})
 
-    def evaluators_of(self, arguments: Arguments) -> list[Evaluator]:
+    def evaluators_of(self, given: Any, interval: Any, subset: int) -> list[Evaluator]:
         """Build evaluators, each with an interval, and add their metrics to the state.
 
         Several loaders are labeled "eval", "eval_1", "eval_2" and so on, with a warning.
 
+        Args:
+            given: The argument `eval_dataloader`.
+            interval: The interval of evaluators that have none.
+            subset: The number of batches per evaluation of evaluators that have none; -1: all.
+
         Raises:
             ValueError: Evaluators are mixed with loaders, two have the same label, or a loader never ends.
         """
-        given = arguments.eval_dataloader
         # A loader may itself be a list of batches: only lists of loaders and evaluators are sequences here.
         kinds = (Evaluator, DataSpec, torch.utils.data.DataLoader)
         is_sequence = isinstance(given, (list, tuple)) and given and all(isinstance(each, kinds) for each in given)
@@ -810,11 +820,8 @@ class RunSettings:
                     f"another label."
                 )
             evaluators.append(evaluator)
-        interval, subset = arguments.eval_interval, arguments.eval_subset_num_batches
         for evaluator in evaluators:
-            evaluator._inherit(
-                eval_interval=1 if interval is None else interval, subset_num_batches=-1 if subset is None else subset
-            )
+            evaluator._inherit(eval_interval=interval, subset_num_batches=subset)
             loader = evaluator.dataloader.dataloader
             self.parallel.check_loader(loader, "eval_dataloader")
             pin_batches(loader, self.state.device)
@@ -826,12 +833,10 @@ class RunSettings:
             self.state.eval_metrics[evaluator.label] = evaluator.select_metrics(metrics)
         return evaluators
 
-    def set_max_duration(self, arguments: Arguments) -> None:
-        """Set the length of the run; without one, it is given later."""
-        if arguments.max_duration is not None:
-            scaled = self._scaled(arguments.max_duration, arguments.scale_schedule_ratio, "max_duration")
-            self.state.max_duration = scaled
-            self._check_epochs()
+    def set_max_duration(self, duration: Time[Any], ratio: float) -> None:
+        """Set the length of the run to `duration`, scaled by `ratio`."""
+        self.state.max_duration = self._scaled(duration, ratio, "max_duration")
+        self._check_epochs()
 
     def set_duration(self, duration: Time[Any] | None, ratio: float, begun: Timestamp | None) -> None:
         """Set the end of this call of `fit`: `duration` from its start, or `max_duration` if None.
@@ -905,27 +910,26 @@ class RunSettings:
             )
             self._unsized = loader
 
-    def check_schedulers(self, arguments: Arguments) -> None:
-        """Check the argument of `set_schedulers`.
+    def check_schedulers(self, schedulers: Any, arguments: Arguments) -> None:
+        """Check the arguments of `set_schedulers`.
 
         Raises:
             TypeError: An object is not a scheduler.
             ValueError: A scheduler belongs to another optimizer, or an argument has no effect without schedulers.
         """
-        schedulers, ratio = arguments.schedulers, arguments.scale_schedule_ratio
+        ratio = arguments.scale_schedule_ratio
         if isinstance(schedulers, Mapping) and not schedulers:
             raise TypeError("`schedulers` must be a scheduler, several, or schedulers by optimizer, got an empty dict.")
-        given = _with_optimizers(schedulers)
-        if given:
-            check_schedulers(given, self.state.optimizers)
+        if schedulers is not None and _with_optimizers(schedulers):
+            check_schedulers(_with_optimizers(schedulers), self.state.optimizers)
         elif ratio != 1.0:
             raise ValueError(f"`scale_schedule_ratio` must be 1.0 without `schedulers`, got {ratio!r}.")
         elif arguments.step_schedulers_every_batch is not None:
             raise ValueError("`step_schedulers_every_batch` has no effect without `schedulers`. Leave it out.")
 
-    def set_schedulers(self, arguments: Arguments) -> None:
-        """Set the schedulers, scaled by the ratio; None leaves them unchanged."""
-        given, every_batch = _with_optimizers(arguments.schedulers), arguments.step_schedulers_every_batch
+    def set_schedulers(self, schedulers: Any, arguments: Arguments) -> None:
+        """Set the schedulers, scaled by the ratio; an empty sequence leaves them unchanged."""
+        given, every_batch = _with_optimizers(schedulers), arguments.step_schedulers_every_batch
         if not given:
             return
         self.given_schedulers = [scheduler for scheduler, _ in given]
@@ -987,7 +991,6 @@ class RunSettings:
     def set_scaler(self) -> None:
         """Create a gradient scaler for fp16; remove it for other precisions."""
         state = self.state
-        self.parallel.check_precision(state.precision)
         state.scaler = None
         if state.precision is Precision.AMP_FP16:
             closure = any(needs_closure(optimizer) for optimizer in state.optimizers)

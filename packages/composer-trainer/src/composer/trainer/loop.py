@@ -14,7 +14,7 @@ from composer.core.data_spec import report_empty_epoch, unchanged, warn_of_longe
 from composer.loggers import DeferredValue, Logger
 from composer.loop.driver import Driver
 from composer.loop.failed_step import describe_failed_step
-from composer.loop.position import LoaderPosition, has_state, set_epoch
+from composer.loop.position import LoaderPosition, set_epoch
 from composer.trainer.evaluation import Evaluation
 from composer.trainer.history import RunHistory
 from composer.trainer.ranks import SingleProcess
@@ -216,15 +216,7 @@ class FitLoop:
             if self._stopped_elsewhere:
                 self._stop()
                 # The batch was drawn before the other rank stopped; the next `fit` trains it.
-                drawn = () if batch is _END else (batch,)
-                self.position.put_back(drawn)
-                if drawn and has_state(self.state.dataloader):
-                    warnings.warn(
-                        f"When another rank stopped training, rank {dist.get_global_rank()} had already drawn the next "
-                        f"batch from a loader that saves its own state. The next `fit` trains it, but a checkpoint "
-                        f"saved before that does not contain it. Call `stop_training` on all ranks to avoid this.",
-                        stacklevel=2,
-                    )
+                self.position.put_back(() if batch is _END else (batch,))
             if finished or self._stopped_elsewhere:
                 self.driver.engine.run_marker_only_event(Event.AFTER_DATALOADER)
                 return
@@ -293,9 +285,9 @@ class FitLoop:
         self._recent.append((state.timestamp.batches, losses))
         state.total_loss_dict = losses.copy()  # a user may change it
         metrics = self.metrics if state._train_metrics else None
+        if metrics is not None:
+            state.train_metric_values = metrics.values().copy()  # reading a value there replaces it with a number
         if not logged:
-            if metrics is not None:
-                state.train_metric_values = metrics.on_demand()
             return
         now, size = state.timestamp, state.device_train_microbatch_size
         values: dict[str, Any] = {
@@ -310,7 +302,6 @@ class FitLoop:
         for key, loss in losses.items():
             values[key] = DeferredValue.of_tensor(loss)
         if metrics is not None:
-            state.train_metric_values = metrics.values().copy()  # reading a value there replaces it with a number
             values |= metrics.logged()
         self.logger.log_metrics(values)
 

@@ -8,7 +8,7 @@ declare `composer.models.base.of_outputs_alone`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from functools import partial
 from typing import Any
 
@@ -39,7 +39,6 @@ class TrainMetrics:
         self.set_model(model)
         self._batch: tuple[Any, Any] | None = None
         self._values: dict[str, DeferredValue] = {}
-        self._unread: _OnDemand | None = None
         self._computes: dict[str, Callable[[], Any]] = {}
         self._reset = False
         self._flush_later = self._flush  # one object, because `begin` runs at every step
@@ -60,9 +59,7 @@ class TrainMetrics:
         """Drop the previous batch."""
         for value in self._values.values():
             value.expire()
-        if self._unread is not None:
-            self._unread.expire()
-        self._values, self._unread = {}, None
+        self._values = {}
         self._batch, self._reset = None, True
         self._state._pending_metrics = self._flush_later
 
@@ -94,13 +91,6 @@ class TrainMetrics:
     def logged(self) -> dict[str, DeferredValue]:
         """Return the metrics of the batch under the names for loggers."""
         return {f"metrics/train/{name}": value for name, value in self.values().items()}
-
-    def on_demand(self) -> Mapping[str, DeferredValue]:
-        """Return the metrics of the batch by name, for a run that logs nothing: they are made when one is read."""
-        if self._values or not self._defer:
-            return dict(self.values())
-        self._unread = _OnDemand(self.values)
-        return self._unread
 
     def last_values(self) -> dict[str, Any]:
         """Return the metrics of the batch by name, on the host, for a checkpoint."""
@@ -142,34 +132,6 @@ class TrainMetrics:
             result: Any = self._model.update_metric(batch, outputs, metric)
             self._state.metric_outputs = dict(result) if isinstance(result, Mapping) else {}
         self._on_update()
-
-
-class _OnDemand(Mapping[str, DeferredValue]):
-    """Values by name, which are made when the first of them is read: a model may have many metrics."""
-
-    def __init__(self, make: Callable[[], dict[str, DeferredValue]]) -> None:
-        self._make: Callable[[], dict[str, DeferredValue]] | None = make
-
-    def expire(self) -> None:
-        """Make no more values: the batch is over."""
-        self._make = None
-
-    def _made(self) -> dict[str, DeferredValue]:
-        if self._make is None:
-            raise RuntimeError(
-                "`state.train_metric_values` must be read before the next batch begins: the data of its batch are "
-                "released then. Read it at the batch's events, up to BATCH_CHECKPOINT."
-            )
-        return self._make()
-
-    def __getitem__(self, name: str) -> DeferredValue:
-        return self._made()[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._made())
-
-    def __len__(self) -> int:
-        return len(self._made())
 
 
 def move_metrics(metrics: MutableMapping[str, Any], device: Device) -> None:

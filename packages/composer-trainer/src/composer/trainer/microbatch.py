@@ -170,50 +170,6 @@ class ThrashingDetector:
         return True
 
 
-class MicrobatchSearch:
-    """Runs the forward and backward pass of a batch, and halves the microbatch size until the pass fits the memory.
-
-    The size is also halved when the allocator had to free its cache in two batches in a row: that fits, but is slow.
-    For one process; see `DistributedMicrobatchSearch` for several.
-
-    Args:
-        state: The run's state.
-    """
-
-    def __init__(self, state: State) -> None:
-        self._state = state
-        self._snapshot, self._thrashing = Snapshot(state), ThrashingDetector()
-
-    def run(self, attempt: Callable[[], Any]) -> Any:
-        """Run `attempt` until it fits the memory, and return its result.
-
-        Args:
-            attempt: Splits the batch by `state.device_train_microbatch_size` and computes its gradients.
-
-        Raises:
-            RuntimeError: One sample does not fit, or CUDA failed for another reason.
-        """
-        self._snapshot.take()
-        result: Any = None
-        while True:
-            try:
-                result = attempt()
-                break
-            except RuntimeError as error:
-                if not is_cuda_oom(error):
-                    raise_if_cuda_error(error)
-                    raise
-            # Outside the handler, where the exception no longer keeps the tensors of the failed attempt alive.
-            self._snapshot.restore()
-            adjust_device_train_microbatch_size(self._state)
-        self._snapshot.fitted()
-        size = self._state.device_train_microbatch_size
-        if self._thrashing.check() and size is not None and size > 1:
-            adjust_device_train_microbatch_size(self._state)
-            empty_cache()
-        return result
-
-
 def raise_if_cuda_error(error: BaseException) -> None:
     """Convert a CUDA error to one that says that the search cannot continue.
 
@@ -238,12 +194,15 @@ def empty_cache() -> None:
 _FITS, _TIGHT, _OUT_OF_MEMORY, _FAILED = range(4)
 
 
-class DistributedMicrobatchSearch:
-    """`MicrobatchSearch` on all ranks in lock-step.
+class MicrobatchSearch:
+    """Runs the forward and backward pass of a batch, and halves the microbatch size until the pass fits all ranks.
+
+    The size is also halved when the allocator of a rank had to free its cache in two batches in a row: that fits, but
+    is slow.
 
     Args:
         state: The run's state.
-        parallel: The other ranks.
+        parallel: The ranks of the run.
     """
 
     def __init__(self, state: State, parallel: SingleProcess) -> None:
@@ -266,8 +225,8 @@ class DistributedMicrobatchSearch:
                     f"memory. Give a number, or use `torch.nn.BatchNorm2d`."
                 )
 
-    def run(self, attempt: Callable[[], object], samples: float) -> None:
-        """Run `attempt` until it fits the memory of all ranks.
+    def run(self, attempt: Callable[[], Any], samples: float) -> Any:
+        """Run `attempt` until it fits the memory of all ranks, and return its result.
 
         Args:
             attempt: Splits the batch by `state.device_train_microbatch_size` and computes this rank's gradients
@@ -281,7 +240,7 @@ class DistributedMicrobatchSearch:
         while True:
             limit = self._state.device_train_microbatch_size
             size = samples if limit is None else limit
-            outcome = self._try(attempt)
+            outcome, result = self._try(attempt)
             outcomes = self._parallel.all_gather((outcome, size, min(size, samples)))
             _raise_if_others_failed(outcomes, "the forward or backward pass of this batch")
             failed = _ranks(outcomes, _OUT_OF_MEMORY)
@@ -290,7 +249,7 @@ class DistributedMicrobatchSearch:
             self._snapshot.restore()
             if max(outcomes[rank][2] for rank in failed) <= 1:
                 raise RuntimeError(
-                    f"CUDA out of memory on {_named(failed)}: training does not fit even with "
+                    f"CUDA out of memory{self._on(failed)}: training does not fit even with "
                     f"`device_train_microbatch_size=1`. {TOO_LARGE}"
                 )
             self._halve(outcomes, failed)
@@ -300,19 +259,20 @@ class DistributedMicrobatchSearch:
         if tight:
             self._halve(outcomes, tight, "nearly out of memory")
             empty_cache()
+        return result
 
-    def _try(self, attempt: Callable[[], object]) -> int:
-        """Run one attempt and return its outcome on this rank."""
+    def _try(self, attempt: Callable[[], Any]) -> tuple[int, Any]:
+        """Run one attempt and return its outcome on this rank, and its result."""
         try:
-            attempt()
+            result = attempt()
         except Exception as error:
             if isinstance(error, RuntimeError) and is_cuda_oom(error):
-                return _OUT_OF_MEMORY
+                return _OUT_OF_MEMORY, None
             if not is_communication_error(error):  # do not leave the others waiting
                 self._parallel.all_gather((_FAILED, 0, 0))
             raise_if_cuda_error(error)
             raise
-        return _TIGHT if self._thrashing.check() else _FITS
+        return _TIGHT if self._thrashing.check() else _FITS, result
 
     def _halve(self, outcomes: Sequence[Sequence[float]], ranks: Sequence[int], why: str = "out of memory") -> None:
         """Halve the size until it makes a difference on one of these ranks; every rank computes the same result."""
@@ -321,12 +281,16 @@ class DistributedMicrobatchSearch:
         while new >= largest:
             new = max(int(new / 2), 1)
         self._state.device_train_microbatch_size = new
+        everywhere = " on all ranks" if len(outcomes) > 1 else ""
         warnings.warn(
-            f"CUDA {why} in training on {_named(ranks)}. `device_train_microbatch_size` is reduced from {_as_int(old)} "
-            f"to {new} on all ranks.",
+            f"CUDA {why} in training{self._on(ranks)}. `device_train_microbatch_size` is reduced from {_as_int(old)} "
+            f"to {new}{everywhere}.",
             RuntimeWarning,
             stacklevel=3,
         )
+
+    def _on(self, ranks: Sequence[int]) -> str:
+        return f" on {_named(ranks)}" if self._parallel.world_size > 1 else ""
 
 
 @contextmanager
@@ -366,19 +330,6 @@ def eval_search(evaluator: Evaluator, state: State, parallel: SingleProcess) -> 
         )
     if _ranks(outcomes, _TIGHT):
         evaluator.device_eval_microbatch_size = _as_int(min(each for _, each in outcomes))
-
-
-def check_not_profiled(profiler: object, microbatch_size: Any) -> None:
-    """Check that the run does not search for the microbatch size while profiling.
-
-    Raises:
-        ValueError: Both are requested.
-    """
-    if profiler is not None and microbatch_size == "auto":
-        raise ValueError(
-            "`profiler` cannot be used with `device_train_microbatch_size='auto'`: it would measure the search. "
-            "Give a number."
-        )
 
 
 def check_not_sharded(argument: str, state: State) -> None:

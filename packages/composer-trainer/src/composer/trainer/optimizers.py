@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import inspect
-import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
@@ -34,11 +33,6 @@ from composer.utils import needs_closure as needs_closure  # the step takes it f
 from composer.utils.iter_helpers import check_distinct
 
 
-def is_function(optimizers: Any) -> TypeGuard[Callable[[list[torch.nn.Parameter]], Any]]:
-    """Return True if the argument `optimizers` is a function that makes them."""
-    return callable(optimizers) and not isinstance(optimizers, (type, torch.optim.Optimizer))
-
-
 class OptimizerFactory(Algorithm):
     """Makes the optimizers with the function `optimizers`, after algorithms have changed the layers.
 
@@ -48,9 +42,6 @@ class OptimizerFactory(Algorithm):
     Attributes:
         made: The optimizers.
         schedulers: The schedulers.
-
-    Raises:
-        TypeError: The function cannot be called with one argument, the parameters.
     """
 
     events: frozenset[Event] | None = frozenset({Event.INIT})
@@ -63,36 +54,14 @@ class OptimizerFactory(Algorithm):
         self.function = function
         self.optimizers: list[torch.optim.Optimizer] = []
         self.schedulers: list[LRScheduler] = []
-        try:
-            signature = inspect.signature(function)
-        except ValueError:  # a builtin without a signature
-            return
-        try:
-            signature.bind([])
-        except TypeError as error:
-            raise TypeError(
-                f"`optimizers` must be a function of the list of the model's parameters, its only argument, got one "
-                f"with the arguments `{signature}`: {error}. Pass for example `lambda parameters: "
-                f"torch.optim.AdamW(parameters)`."
-            ) from None
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Make them.
 
         Raises:
-            TypeError: The function returned something else, or expects the model instead of the parameters.
+            TypeError: The function returned something else.
         """
-        parameters = [*state.model.parameters()]
-        try:
-            result = self.function(parameters)
-        except AttributeError as error:
-            if error.obj is not parameters:
-                raise
-            raise TypeError(
-                f"`optimizers` must be a function of the list of the model's parameters, got one that reads "
-                f"`{error.name}` of it. Pass for example `lambda parameters: torch.optim.AdamW(parameters)`; for "
-                f"names, layers or groups, make the optimizer yourself."
-            ) from error
+        result = self.function([*state.model.parameters()])
         returned = ensure_tuple(result)
         self.schedulers = [each for each in returned if isinstance(each, LRScheduler)]
         self.optimizers = [each for each in returned if not isinstance(each, LRScheduler)]
@@ -116,36 +85,20 @@ def build_optimizers(model: torch.nn.Module, optimizers: Any) -> list[torch.opti
         optimizers: One or several, or None.
 
     Raises:
-        TypeError: An object is not an optimizer, or one of its settings is a text instead of a number.
-        ValueError: The list is empty, or an optimizer has no parameter of the model, one of another optimizer, or a
-            setting that is not finite; or several optimizers run the passes themselves.
+        ValueError: An optimizer has no parameter of the model, or one of another optimizer, or several optimizers run
+            the passes themselves.
     """
     given = list(ensure_tuple(optimizers))
-    if optimizers is not None and not given:
-        raise ValueError(
-            f"`optimizers` must be one or several `torch.optim.Optimizer`, got {optimizers!r}. Leave it out for the "
-            f"default."
-        )
     if given:
-        for optimizer in given:
-            if not isinstance(optimizer, torch.optim.Optimizer):
-                what = described(optimizer)
-                if isinstance(optimizer, type) and issubclass(optimizer, torch.optim.Optimizer):
-                    name = optimizer.__name__
-                    what = (
-                        f"the class `{name}`; pass `{name}(model.parameters(), lr=...)`, or "
-                        f"`functools.partial({name}, lr=...)`"
-                    )
-                raise TypeError(f"`optimizers` must be a `torch.optim.Optimizer`, got {what}.")
-            _check_settings(optimizer)
-        check_distinct("optimizers", given)
-        kinds = [type(optimizer).__name__ for optimizer in given if needs_closure(optimizer)]
-        if len(kinds) > 1:
-            raise ValueError(
-                f"`optimizers` may have one optimizer that runs the forward and backward pass itself, got "
-                f"{', '.join(kinds)}. The others step with the gradients of its last pass, so they cannot have their "
-                f"own."
-            )
+        if len(given) > 1:
+            check_distinct("optimizers", given)
+            kinds = [type(optimizer).__name__ for optimizer in given if needs_closure(optimizer)]
+            if len(kinds) > 1:
+                raise ValueError(
+                    f"`optimizers` may have one optimizer that runs the forward and backward pass itself, got "
+                    f"{', '.join(kinds)}. The others step with the gradients of its last pass, so they cannot have "
+                    f"their own."
+                )
         check_optimizers(given, model)
         return given
     parameters = list(model.parameters())
@@ -168,7 +121,7 @@ def check_alternating_optimizers(
     """Check that the optimizers of a model that trains in turns are those that it expects.
 
     Args:
-        model: The model; with a method `begin_turn`, its optimizers take turns.
+        model: The model, with a method `begin_turn`: its optimizers take turns.
         given: The argument `optimizers`.
         optimizers: The run's optimizers, after algorithms may have changed them.
 
@@ -176,8 +129,6 @@ def check_alternating_optimizers(
         ValueError: There are fewer than two, an algorithm has changed their number, or one runs the forward and
             backward pass itself.
     """
-    if not hasattr(model, "begin_turn"):
-        return
     expected = max(len(ensure_tuple(given)), 1)
     what = f"{user_model_name(model)}, which defines `begin_turn`"
     if given is not None and expected < 2:
@@ -200,36 +151,6 @@ def check_alternating_optimizers(
         )
 
 
-# Other settings may be infinite, for example Prodigy's default growth rate.
-_FINITE = ("lr", "initial_lr", "weight_decay", "momentum", "dampening", "betas", "eps", "alpha", "rho")
-
-
-def _check_settings(optimizer: torch.optim.Optimizer) -> None:
-    """Raise ValueError if a setting would make all weights NaN in the first step, TypeError if it is a text."""
-    kind = type(optimizer).__name__
-    for group in optimizer.param_groups:
-        for key in _FINITE:
-            value = group.get(key)
-            for number in value if isinstance(value, (tuple, list)) else (value,):
-                if isinstance(number, str):
-                    raise TypeError(
-                        f"`optimizers` must have numbers as settings, got {key}={value!r} in {kind}. Convert it with "
-                        f"`float(...)`."
-                    )
-                if not isinstance(number, (int, float, torch.Tensor)):
-                    continue
-                if not math.isfinite(number):
-                    raise ValueError(
-                        f"`optimizers` must have finite settings, got {key}={value!r} in {kind}. Every weight would be "
-                        f"NaN after the first step; give a finite `{key}`."
-                    )
-                if key == "lr" and number < 0:
-                    raise ValueError(
-                        f"`optimizers` must have learning rates that are not negative, got lr={value!r} in {kind}. Use "
-                        f"`maximize=True` to maximize."
-                    )
-
-
 def check_optimizers(optimizers: Iterable[torch.optim.Optimizer], model: torch.nn.Module, changed_by: str = "") -> None:
     """Check that each optimizer trains parameters of the model that no other has; warn of untrained parameters.
 
@@ -241,31 +162,31 @@ def check_optimizers(optimizers: Iterable[torch.optim.Optimizer], model: torch.n
     Raises:
         ValueError: An optimizer has no parameter of the model, or one of another optimizer.
     """
-    optimizers = list(optimizers)
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    optimized: set[int] = set()
-    foreign = 0
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    optimized: set[torch.nn.Parameter] = set()
     for optimizer in optimizers:
-        own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        kind, what = type(optimizer).__name__, user_model_name(model)
-        if own and own.isdisjoint(names):
+        own: list[torch.nn.Parameter] = []
+        for group in optimizer.param_groups:
+            own += group["params"]
+        kind = type(optimizer).__name__
+        if own and names.keys().isdisjoint(own):
             by = f"{changed_by} replaced them all" if changed_by else "it was created for another model, or for a copy"
             raise ValueError(
                 f"`optimizers` must hold parameters of `model`, got {kind} with {len(own)} parameters, none of which "
-                f"belongs to {what}: {by}. Nothing would be trained. Create it last: "
+                f"belongs to {user_model_name(model)}: {by}. Nothing would be trained. Create it last: "
                 f"`{kind}(model.parameters(), ...)`, with the model that is passed to the `Trainer`."
             )
-        shared = [names.get(id(p), "?") for g in optimizer.param_groups for p in g["params"] if id(p) in optimized]
-        if shared:
+        if not optimized.isdisjoint(own):
+            shared = [names.get(parameter, "?") for parameter in own if parameter in optimized]
             raise ValueError(
                 f"`optimizers` must hold different parameters, but {kind} shares {len(shared)} with an optimizer "
                 f"before it: {_some(shared)}. Each parameter is trained by one optimizer."
             )
-        optimized |= own
-        foreign += len(own - names.keys())
+        optimized.update(own)
     if changed_by:
         return
-    missing = [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in optimized]
+    foreign = len(optimized - names.keys())
+    missing = [name for parameter, name in names.items() if parameter.requires_grad and parameter not in optimized]
     untrained = ""
     if missing:
         untrained = (
@@ -349,19 +270,10 @@ class OptimizerModes:
         queue = list(self._state.optimizers)
         while queue:
             optimizer = queue.pop(0)
-            if all(_is_method_without_arguments(optimizer, name) for name in ("train", "eval")):
+            if callable(getattr(optimizer, "train", None)) and callable(getattr(optimizer, "eval", None)):
                 yield optimizer
             else:
                 queue += _inner_optimizers(optimizer)
-
-
-def _is_method_without_arguments(target: Any, name: str) -> bool:
-    method = getattr(target, name, None)
-    if not inspect.ismethod(method):
-        return False
-    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    parameters = inspect.signature(method).parameters.values()
-    return all(p.default is not p.empty or p.kind in variadic for p in parameters)
 
 
 def prepare_fused_sgd(optimizers: Iterable[torch.optim.Optimizer]) -> None:

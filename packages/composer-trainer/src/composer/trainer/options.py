@@ -1,4 +1,8 @@
-"""The arguments of `Trainer` and `Trainer.fit`: the type and range of each, and which of them need others."""
+"""The arguments of `Trainer` and `Trainer.fit`: what values each may have, and which of them need others.
+
+The check of an argument stands in its type: an annotation of a signature that contains `Annotated[..., check]` has the
+argument checked, and converted, by `check(name, value)`.
+"""
 
 from __future__ import annotations
 
@@ -10,50 +14,56 @@ import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import wraps
 from numbers import Real
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, ParamSpec, SupportsIndex
+from types import NoneType, SimpleNamespace
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, Protocol, SupportsIndex, TextIO, get_args
 
 import torch
 
+from composer.checkpoint import IgnoreKeys
 from composer.checkpoint.names import (
     check_nonempty_path,
     check_pattern,
     check_relative,
     check_run_name,
 )
-from composer.checkpoint.storage import without_password
-from composer.core import DataSpec, Event, Precision, State, Time, TimeUnit, ensure_data_spec, ensure_time
+from composer.core import (
+    Algorithm,
+    Callback,
+    DataSpec,
+    Event,
+    Precision,
+    State,
+    Time,
+    TimeUnit,
+    ensure_data_spec,
+    ensure_time,
+)
 from composer.core.data_spec import length_of
+from composer.devices import Device
 from composer.distributed import DDPSyncStrategy
-from composer.utils import check_flags, get_device, plain_int, plain_number
+from composer.loggers import LoggerDestination
+from composer.loop.hosted_run import algorithms_in
+from composer.utils import check_flags, ensure_tuple, get_device, plain_int, plain_number
 from composer.utils.interval_scheduler import check_interval_function
+from composer.utils.iter_helpers import check_distinct
 from composer.utils.parallelism import ParallelismConfig
 
 _Given = ParamSpec("_Given")
-TimeArgument = SupportsIndex | str | Time[Any]
-OptimizerArgument = torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | Callable[[list[torch.nn.Parameter]], Any]
-Interval = SupportsIndex | str | Time[Any] | Callable[[State, Event], bool]
 
 
 class Arguments(SimpleNamespace):
     """The arguments of one call of `Trainer` or `Trainer.fit`, by the names that are in its signature."""
 
-    _declared: dict[str, tuple[Any, Any]]  # each argument as it was given, and its default
+    _given: dict[str, Any]  # the keyword arguments of the call, before they were converted
+    _defaults: dict[str, Any]
 
     if TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any: ...
 
-    def replaced(self, **arguments: Any) -> Arguments:
-        """Return a copy with other values for some arguments."""
-        return Arguments(**{**vars(self), **arguments})
-
     def loggable(self) -> dict[str, Any]:
-        """Return what `auto_log_hparams` logs: arguments as they were given, without defaults of `_OWN_ARGUMENTS`."""
-        declared = self._declared.items()
-        return {
-            name: given for name, (given, default) in declared if name not in _OWN_ARGUMENTS or given is not default
-        }
+        """Return what `auto_log_hparams` logs: the arguments as they were given, and the defaults of most others."""
+        return {name: each for name, each in self._defaults.items() if name not in _OWN_ARGUMENTS} | self._given
 
     def warn_without_effect(self, has_saver: bool) -> None:
         """Warn, once, of all arguments of `Trainer` that differ from their defaults and have no effect.
@@ -62,37 +72,35 @@ class Arguments(SimpleNamespace):
             has_saver: True if the callbacks contain a `CheckpointSaver`, which has its own arguments.
         """
         ignored: dict[str, list[str]] = {}
-        values = vars(self)
-        for name, (given, default) in self._declared.items():
-            value = plain_number(given)
+        for name, value in self._given.items():
+            default = self._defaults.get(name)
             # Types are compared first: a `Time` in batches cannot be compared with "1ep". Zero switches something off.
             if (type(value) is type(default) and value == default) or (type(value) is int and value == 0):
                 continue
-            saves = name.startswith("save_") and name != "save_metrics"
-            needs = _NEEDS.get(name, ())
-            if name.startswith("load_") and name != "load_path":
-                needs = ("load_path", "autoresume")
-            elif saves and name != "save_folder":
-                needs = ("save_folder",)
-            if saves and has_saver:
+            needs = next((needed for prefix, needed in _NEEDS.items() if name.startswith(prefix)), ())
+            if name == "save_metrics":  # the metrics are in checkpoints that the program saves itself, too
+                continue
+            if has_saver and name.startswith("save_"):
                 ignored.setdefault("with a `CheckpointSaver` in `callbacks`, whose arguments are used", []).append(name)
-            elif needs and all(values[each] is None or values[each] is False for each in needs):
+            elif needs and all(getattr(self, each) is None or getattr(self, each) is False for each in needs):
                 ignored.setdefault("without " + " or ".join(f"`{each}`" for each in needs), []).append(name)
         if ignored:
             reasons = [f"{', '.join(f'`{name}`' for name in names)} {reason}" for reason, names in ignored.items()]
             warnings.warn(
-                f"Arguments have no effect: {'; '.join(reasons)}. Leave them out, or add what they need.", stacklevel=4
+                f"Arguments have no effect: {'; '.join(reasons)}. Leave them out, or add what they need.", stacklevel=6
             )
 
 
-# Arguments of `Trainer` that have an effect only with one of others, which `fit` cannot give for them. All `load_...`
-# and `save_...` need the checkpoint to load and the folder to save to.
+# The first letters of arguments of `Trainer` that have an effect only with one of others.
 _NEEDS: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("train_dataloader_label", "train_subset_num_batches"), ("train_dataloader",)),
-    **dict.fromkeys(("eval_interval", "eval_subset_num_batches"), ("eval_dataloader",)),
-    **dict.fromkeys(("console_stream", "log_traces"), ("progress_bar", "log_to_console")),
-    "console_log_interval": ("log_to_console",),
+    "train_": ("train_dataloader",),
+    "eval_": ("eval_dataloader",),
+    "load_": ("load_path", "autoresume"),
+    "save_": ("save_folder",),
+    "console_log": ("log_to_console",),
+    "console_": ("progress_bar", "log_to_console"),
 }
+
 
 # MosaicML's Composer has no such arguments, and its users compare `local_hparams` with what they passed.
 _OWN_ARGUMENTS = frozenset(
@@ -115,48 +123,42 @@ def done_by(
 
     def decorate(declared: Callable[_Given, None]) -> Callable[_Given, None]:
         parameters = inspect.signature(declared).parameters
+        defaults = {name: each.default for name, each in parameters.items() if name != "self"}
+        checks = {name: _check_of(hint) for name, hint in inspect.get_annotations(declared, eval_str=True).items()}
 
         @wraps(declared)
         def method(*given: _Given.args, **named: _Given.kwargs) -> None:
-            unknown = [name for name in named if name not in parameters]
+            unknown = sorted(named.keys() - parameters.keys())
             if unknown and explain is not None:
                 raise TypeError(explain(unknown[0], parameters.keys()))
             declared(*given, **named)  # does nothing, but raises Python's own error for a wrong call
-            getattr(given[0], body)(_check(named, parameters))
+            arguments = Arguments(**{**defaults, **named}, _given=named, _defaults=defaults)
+            problems: list[TypeError | ValueError] = []
+            for name, value in named.items():
+                check, may_be_none = checks[name]
+                if check is None or value is defaults[name] or (value is None and may_be_none):
+                    continue
+                try:
+                    setattr(arguments, name, check(name, value))
+                except (TypeError, ValueError) as error:
+                    problems.append(error)
+            if len(problems) == 1:
+                raise problems[0]
+            if problems:
+                kind = TypeError if all(isinstance(each, TypeError) for each in problems) else ValueError
+                raise kind("\n".join(map(str, problems)))
+            getattr(given[0], body)(arguments)
 
         return method
 
     return decorate
 
 
-def _check(named: Mapping[str, Any], parameters: Mapping[str, inspect.Parameter]) -> Arguments:
-    """Check and convert the keyword arguments of a call; one error names all that are wrong.
-
-    An argument that is annotated as `bool` must be one, and None is right where it is annotated or the default.
-
-    Raises:
-        TypeError: A value has the wrong type, or is a class where an object is needed.
-        ValueError: A value is out of range.
-    """
-    declared = {name: (named.get(name, each.default), each.default) for name, each in parameters.items()}
-    del declared["self"]
-    values = {name: given for name, (given, _) in declared.items()}
-    problems: list[TypeError | ValueError] = []
-    for name, (value, default) in declared.items():
-        annotation = str(parameters[name].annotation)
-        check = _CHECKS.get(name, _flag if annotation.startswith("bool") else None)
-        if check is None or value is default or (value is None and "None" in annotation):
-            continue
-        try:
-            values[name] = check(name, value)
-        except (TypeError, ValueError) as error:
-            problems.append(error)
-    if len(problems) == 1:
-        raise problems[0]
-    if problems:
-        kind = TypeError if all(isinstance(each, TypeError) for each in problems) else ValueError
-        raise kind("\n".join(map(str, problems)))
-    return Arguments(**values, _declared=declared)
+def _check_of(hint: Any) -> tuple[Callable[[str, Any], Any] | None, bool]:
+    """Return the check in an annotation, and whether the argument may be None."""
+    parts = (hint, *get_args(hint))
+    checks = [part.__metadata__[0] for part in parts if hasattr(part, "__metadata__")]
+    return (checks[0] if checks else _flag if bool in parts else None), NoneType in parts
 
 
 def described(value: Any) -> str:
@@ -166,39 +168,7 @@ def described(value: Any) -> str:
     return type(value).__name__
 
 
-# ---- several arguments ----
-
-
-def weights_only(arguments: Arguments) -> bool:
-    """Return True if only the model is loaded: a `.safetensors` file holds nothing else."""
-    return arguments.load_weights_only or os.fspath(arguments.load_path or "").endswith(".safetensors")
-
-
-def check_branch(arguments: Arguments) -> None:
-    """Check the arguments of a branch of a run.
-
-    Raises:
-        ValueError: A run branches off nothing, or off weights alone, or has a length, too.
-    """
-    duration, path, max_duration = arguments.branch_duration, arguments.load_path, arguments.max_duration
-    if duration is None:
-        return
-    if path is None:
-        raise ValueError("`branch_duration` needs `load_path`, the checkpoint that the run branches off.")
-    if weights_only(arguments):
-        raise ValueError(
-            f"`load_weights_only` must be False with `branch_duration`, and `load_path` not a `.safetensors` file, got "
-            f"{arguments.load_weights_only!r} and {without_password(os.fspath(path))!r}: a branch continues the "
-            f"optimizers and the data. Load a checkpoint of a run, or give `max_duration` to a new run."
-        )
-    if max_duration is not None:
-        raise ValueError(
-            f"`max_duration` must not be given with `branch_duration`, got {str(max_duration)!r} and "
-            f"{str(duration)!r}: a branch ends that long after its checkpoint. Leave one out."
-        )
-
-
-# ---- single arguments: each function checks a value and returns it converted ----
+# ---- each function checks a value and returns it converted ----
 
 
 def _flag(name: str, value: Any) -> bool:
@@ -267,7 +237,7 @@ def _store(name: str, value: Any) -> Any:
     return value
 
 
-def _mapping(name: str, value: Any) -> Mapping[str, Any]:
+def _settings(name: str, value: Any) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         raise TypeError(f"`{name}` must be a dict of arguments or None, got {value!r}.")
     return value
@@ -294,13 +264,8 @@ def _sync_strategy(name: str, value: Any) -> DDPSyncStrategy:
         raise ValueError(f"`{name}` must be {known} or None, got {value!r}.") from None
 
 
-def parse_precision(name: str, value: Any) -> Precision:
-    """Convert the name of a precision, also one that other trainers use.
-
-    Raises:
-        TypeError: The value is not a name.
-        ValueError: There is no precision of that name.
-    """
+def _precision(name: str, value: Any) -> Precision:
+    """Convert the name of a precision, also one that other trainers use."""
     allowed = ", ".join(repr(member.value) for member in Precision)
     if isinstance(value, bool) or not isinstance(value, (str, int, torch.dtype, Precision)):
         raise TypeError(f"`{name}` must be one of {allowed}, got {value!r}.")
@@ -384,20 +349,17 @@ def _console_interval(name: str, value: Any) -> Time[Any]:
     return parsed
 
 
-def _interval(name: str, value: Any) -> Any:
+def _eval_interval(name: str, value: Any) -> Any:
+    return _interval(name, value, "positive, or 0 to never evaluate during training", may_be_zero=True)
+
+
+def _interval(name: str, value: Any, allowed: str = "positive", may_be_zero: bool = False) -> Any:
     if callable(value) and not isinstance(value, type):
         check_interval_function(name, value)
         return value
     parsed = _time(name, value)
-    if name == "eval_interval" and parsed.value < 0:
-        raise ValueError(
-            f"`{name}` must be positive, or 0 to never evaluate during training, got {value!r}. Use for example '1ep'."
-        )
-    if name == "save_interval" and parsed.value <= 0:
-        raise ValueError(
-            f"`{name}` must be positive, got {value!r}. Leave `save_folder` out to save nothing, or use for example "
-            f"'1ep'."
-        )
+    if parsed.value < 0 or (parsed.value == 0 and not may_be_zero):
+        raise ValueError(f"`{name}` must be {allowed}, got {value!r}. Use for example '1ep'.")
     return parsed
 
 
@@ -417,30 +379,94 @@ def data_spec_of(name: str, value: Any) -> DataSpec:
     return spec
 
 
-# Arguments that are annotated as `bool` are checked without an entry here.
-_CHECKS: dict[str, Callable[[str, Any], Any]] = {
-    **dict.fromkeys(("train_dataloader_label", "save_monitor"), _text),
-    **dict.fromkeys(("train_subset_num_batches", "eval_subset_num_batches"), check_subset),
-    **dict.fromkeys(("branch_duration", "duration", "max_duration"), _duration),
-    **dict.fromkeys(("eval_interval", "save_interval"), _interval),
-    **dict.fromkeys(("save_filename", "save_latest_filename"), _file_name),
-    **dict.fromkeys(("load_ignore_keys", "save_ignore_keys"), _keys),
-    **dict.fromkeys(("scale_schedule_ratio", "delivery_timeout", "dist_timeout"), _positive),
-    "train_dataloader": data_spec_of,
-    "run_name": _run_name,
-    "console_stream": _stream,
-    "console_log_interval": _console_interval,
-    "device": lambda _, value: get_device(value),
-    "precision": parse_precision,
-    "precision_config": _mapping,
-    "device_train_microbatch_size": _microbatch_size,
-    "seed": _seed,
-    "ddp_sync_strategy": _sync_strategy,
-    "parallelism_config": lambda _, value: ParallelismConfig.of(value),
-    "python_log_level": _log_level,
-    "compile_config": _compile_config,
-    "load_path": _load_path,
-    "load_object_store": _store,
-    "load_exclude_algorithms": _names,
-    "save_folder": _folder,
-}
+def is_function(optimizers: Any) -> bool:
+    """Return True if the argument `optimizers` is a function that makes them."""
+    return callable(optimizers) and not isinstance(optimizers, (type, torch.optim.Optimizer))
+
+
+def _optimizers(name: str, value: Any) -> Any:
+    several = ensure_tuple(value)
+    if not several:
+        raise ValueError(
+            f"`{name}` must be one or several `torch.optim.Optimizer`, got {value!r}. Leave it out for the default."
+        )
+    if is_function(value):
+        return value
+    for each in several:
+        if not isinstance(each, torch.optim.Optimizer):
+            what = described(each)
+            if isinstance(each, type) and issubclass(each, torch.optim.Optimizer):
+                kind = each.__name__
+                what = (
+                    f"the class `{kind}`; pass `{kind}(model.parameters(), lr=...)`, or "
+                    f"`functools.partial({kind}, lr=...)`"
+                )
+            raise TypeError(f"`{name}` must be a `torch.optim.Optimizer`, got {what}.")
+    return value
+
+
+def _callbacks(name: str, value: Any, kind: type = Callback) -> Any:
+    several = ensure_tuple(value)
+    for each in several:
+        if not isinstance(each, kind):
+            kinds = {"algorithms": Algorithm, "callbacks": Callback}
+            hint = "".join(f" Pass it in `{other}`." for other, right in kinds.items() if isinstance(each, right))
+            raise TypeError(f"`{name}` must hold `{kind.__name__}` objects, got {described(each)}.{hint}")
+    check_distinct(name, several)
+    return several
+
+
+class TrainerProfiler(Protocol):
+    """The interface of the Trainer's `profiler`; `composer.profiler.Profiler` implements it."""
+
+    @property
+    def remote_filenames(self) -> Sequence[str]:
+        """The URIs of files that it uploads."""
+
+    def bind_to_state(self, state: State) -> None:
+        """Add the profiler to the callbacks of the run."""
+
+
+def _profiler(name: str, value: Any) -> Any:
+    if isinstance(value, type) or not hasattr(value, "bind_to_state"):
+        raise TypeError(f"`{name}` must be a `composer.profiler.Profiler`, got {value!r}. Pass `Profiler(...)`.")
+    return value
+
+
+# ---- the types of arguments, each with its check; `bool` is checked without one ----
+
+Loader = Any  # an iterable of batches, a DataSpec, or a dict of its arguments
+TrainLoader = Annotated[Loader, data_spec_of]
+Subset = Annotated[SupportsIndex, check_subset]
+Algorithms = Annotated[Algorithm | Sequence[Algorithm], lambda _, value: algorithms_in(value)]
+Callbacks = Annotated[Callback | Sequence[Callback], _callbacks]
+Loggers = Annotated[
+    LoggerDestination | Sequence[LoggerDestination], lambda name, value: _callbacks(name, value, LoggerDestination)
+]
+Optimizers = Annotated[
+    torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | Callable[[list[torch.nn.Parameter]], Any], _optimizers
+]
+Duration = Annotated[SupportsIndex | str | Time[Any], _duration]
+ConsoleInterval = Annotated[SupportsIndex | str | Time[Any], _console_interval]
+EvalInterval = Annotated[SupportsIndex | str | Time[Any] | Callable[[State, Event], bool], _eval_interval]
+SaveInterval = Annotated[SupportsIndex | str | Time[Any] | Callable[[State, Event], bool], _interval]
+Positive = Annotated[float, _positive]
+Text = Annotated[str, _text]
+RunName = Annotated[str, _run_name]
+LogLevel = Annotated[str, _log_level]
+Stream = Annotated[str | TextIO, _stream]
+RunDevice = Annotated[str | torch.device | Device, lambda _, value: get_device(value)]
+RunPrecision = Annotated[str | int | torch.dtype | Precision, _precision]
+Settings = Annotated[dict[str, Any], _settings]
+CompileConfig = Annotated[dict[str, Any], _compile_config]
+Parallelism = Annotated[dict[str, Any] | ParallelismConfig, lambda _, value: ParallelismConfig.of(value)]
+SyncStrategy = Annotated[str | DDPSyncStrategy, _sync_strategy]
+MicrobatchSize = Annotated[SupportsIndex | float | str, _microbatch_size]
+Seed = Annotated[SupportsIndex, _seed]
+Profiler = Annotated[TrainerProfiler, _profiler]
+LoadPath = Annotated[str | os.PathLike[str], _load_path]
+ObjectStore = Annotated[Any, _store]
+Keys = Annotated[IgnoreKeys, _keys]
+ClassNames = Annotated[Sequence[str], _names]
+Folder = Annotated[str | os.PathLike[str], _folder]
+FileName = Annotated[str, _file_name]

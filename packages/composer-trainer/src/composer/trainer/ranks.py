@@ -52,22 +52,19 @@ class SingleProcess:
         """Return the length of the shortest loader of all ranks; None: no rank knows its length."""
         return length
 
-    def to_device(self, model: torch.nn.Module, device: Device) -> torch.nn.Module:
-        """Move the model to the device that it is trained on.
+    def place(self, model: torch.nn.Module, device: Device) -> torch.nn.Module:
+        """Move the model to the device that it is trained on, with the parameters and buffers of rank 0.
 
         Raises:
             ValueError: A parameter is on the meta device.
         """
-        meta = next((name for name, parameter in model.named_parameters() if parameter.is_meta), None)
-        if meta is not None and device._device.type != "meta":  # a trial without numbers may run there
-            raise ValueError(
-                f"`model` must have values to be trained, but its parameter {meta!r} is on the meta device. Call "
-                f"`model.to_empty(device='cpu')` and load its weights, or shard it with `parallelism_config`."
-            )
+        for name, parameter in model.named_parameters():
+            if parameter.is_meta and device._device.type != "meta":  # a trial without numbers may run there
+                raise ValueError(
+                    f"`model` must have values to be trained, but its parameter {name!r} is on the meta device. Call "
+                    f"`model.to_empty(device='cpu')` and load its weights, or shard it with `parallelism_config`."
+                )
         return device.module_to_device(model)
-
-    def sync_module_states(self, model: torch.nn.Module) -> None:
-        """Broadcast parameters and buffers from rank 0."""
 
     def describe_sharding(self, state: State) -> None:
         """Set the attributes of `state` that say how the model will be sharded."""
@@ -213,16 +210,18 @@ class DataParallel(SingleProcess):
             lengths = dist.all_gather_object(length, self._host)
         return min((other for other in lengths if other is not None), default=None)
 
-    def sync_module_states(self, model: torch.nn.Module) -> None:
-        """Broadcast parameters and buffers from rank 0.
+    def place(self, model: torch.nn.Module, device: Device) -> torch.nn.Module:
+        """Move the model to the device, with the parameters and buffers of rank 0.
 
         Raises:
             RuntimeError: The model has another structure on another rank.
         """
+        model = super().place(model, device)
         with self.report_lost_ranks():
             check_same_structure(model, self._rank, self._host)
             tensors = (t.detach() for t in (*model.parameters(), *model.buffers()) if not t.is_meta)
             exchange(tensors, lambda tensor: torch.distributed.broadcast(tensor, 0, async_op=True))
+        return model
 
     def broadcast_buffers(self, model: torch.nn.Module) -> None:
         groups: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}

@@ -80,14 +80,11 @@ class ShardedParallel(DataParallel):
 
     # ---- at construction ----
 
-    def to_device(self, model: torch.nn.Module, device: Device) -> torch.nn.Module:
-        """Leave the model where it is: the unsharded model may not fit the device."""
-        return model
-
-    def sync_module_states(self, model: torch.nn.Module) -> None:
-        """Check that ranks build the same model; its weights are synchronized when it is sharded."""
+    def place(self, model: torch.nn.Module, device: Device) -> torch.nn.Module:
+        """Leave the model where it is, as it may not fit the device unsharded; check that ranks build the same one."""
         with self.report_lost_ranks():
             check_same_structure(model, self._rank, self._host)
+        return model
 
     def describe_sharding(self, state: State) -> None:
         """Set the attributes of `state` that describe the sharding and this rank's part of the data."""

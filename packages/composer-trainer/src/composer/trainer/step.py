@@ -17,7 +17,7 @@ from composer.loop.driver import Driver, add_loss, forward_and_loss
 from composer.loop.loss_terms import Count, LossTerms, share_of
 from composer.models import ComposerModel
 from composer.trainer.metrics import TrainMetrics
-from composer.trainer.microbatch import DistributedMicrobatchSearch, MicrobatchSearch
+from composer.trainer.microbatch import MicrobatchSearch
 from composer.trainer.optimizers import needs_closure, prepare_fused_sgd
 from composer.trainer.precision import ClosureGradScaler, step_scaled, unscale
 from composer.trainer.ranks import SingleProcess
@@ -71,7 +71,7 @@ class BatchTrainer:
         self._pass_optimizers: Sequence[torch.optim.Optimizer] = ()
         self._mean_count: Count | None = None  # the terms of the batch averaged over ranks, once exchanged
         self._warned_of_empty = False
-        self._search, self._lock_step = MicrobatchSearch(state), DistributedMicrobatchSearch(state, parallel)
+        self._search = MicrobatchSearch(state, parallel)
         self._pass_metrics: TrainMetrics | None = None  # None: the passes are not counted by the metrics
 
     def prepare(self, data_spec: DataSpec) -> None:
@@ -94,7 +94,7 @@ class BatchTrainer:
         if self._closure_optimizer is not None and self._scaling and not isinstance(state.scaler, ClosureGradScaler):
             state.scaler = ClosureGradScaler(state.device.torch_type)
         if state.auto_microbatching:
-            self._lock_step.check()
+            self._search.check()
         self.driver.choose_autocast()
 
     def train(self, num_samples: float) -> dict[str, torch.Tensor]:
@@ -162,11 +162,11 @@ class BatchTrainer:
     def _searching_closure(self, ddp_sync: bool = True, loss_dict: dict[str, torch.Tensor] | None = None) -> Any:
         """Run `_closure` with the largest microbatches that fit the memory of all ranks."""
         if self.parallel.world_size == 1:
-            return self._search.run(lambda: self._closure(ddp_sync, loss_dict))
+            return self._search.run(lambda: self._closure(ddp_sync, loss_dict), self._num_samples)
         if self._mean_count is None:  # the first pass of this batch; later passes and attempts do not communicate
             self._average([self._terms.count(microbatch) for microbatch in self._split()])
             self.parallel.prepare_local_passes()
-        self._lock_step.run(lambda: self._closure(False, loss_dict, finish=False), self._num_samples)
+        self._search.run(lambda: self._closure(False, loss_dict, finish=False), self._num_samples)
         if ddp_sync:
             self.parallel.average_gradients()
         return self._finish()

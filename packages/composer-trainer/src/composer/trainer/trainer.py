@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, SupportsIndex, TextIO
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import torch
 
 from composer import checkpoint  # programs of MosaicML's Composer find `composer.trainer.trainer.checkpoint`
 from composer.callbacks.checkpoint_saver import hold_leases
-from composer.checkpoint import IgnoreKeys
 from composer.checkpoint.names import check_path
-from composer.core import Algorithm, Callback, DataSpec, Evaluator, Precision
+from composer.core import DataSpec, Evaluator
 from composer.core.data_spec import check_ends
 from composer.core.display import html_of_plan, html_of_state
 from composer.core.passes import PassInput
-from composer.devices import Device
-from composer.distributed import DDPSyncStrategy
-from composer.loggers import LoggerDestination
 from composer.loop.driver import Driver
-from composer.trainer.construction import TrainerParts, TrainerProfiler, pin_batches, resolve_precision
+from composer.trainer.construction import TrainerParts, pin_batches, resolve_precision
 from composer.trainer.construction import generate_run_name as _generate_run_name
 from composer.trainer.description import describe_run
 from composer.trainer.evaluation import Results, predict
@@ -28,22 +24,49 @@ from composer.trainer.loop import FitLoop
 from composer.trainer.microbatch import adjust_device_train_microbatch_size as _adjust_device_train_microbatch_size
 from composer.trainer.microbatch import is_cuda_oom as _is_cuda_oom
 from composer.trainer.options import (
+    Algorithms,
     Arguments,
-    Interval,
-    OptimizerArgument,
-    TimeArgument,
+    Callbacks,
+    ClassNames,
+    CompileConfig,
+    ConsoleInterval,
+    Duration,
+    EvalInterval,
+    FileName,
+    Folder,
+    Keys,
+    Loader,
+    LoadPath,
+    Loggers,
+    LogLevel,
+    MicrobatchSize,
+    ObjectStore,
+    Optimizers,
+    Parallelism,
+    Positive,
+    Profiler,
+    RunDevice,
+    RunName,
+    RunPrecision,
+    SaveInterval,
+    Seed,
+    Settings,
+    Stream,
+    Subset,
+    SyncStrategy,
+    Text,
+    TrainLoader,
     check_subset,
     data_spec_of,
     done_by,
 )
 from composer.trainer.plot import plot
-from composer.trainer.replaced_names import METHODS_OF_OTHERS, explain_argument
+from composer.trainer.replaced_names import explain_argument
 from composer.trainer.signals import Interruption
 from composer.trainer.step import BatchTrainer
 from composer.trainer.swapped_weights import weights_to_save
 from composer.utils.html import details
 from composer.utils.import_helpers import import_from_distribution
-from composer.utils.parallelism import ParallelismConfig
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -51,8 +74,6 @@ if TYPE_CHECKING:
     from composer.inference import ExportFormat, Transform
 
 __all__ = ["Trainer", "_adjust_device_train_microbatch_size", "_generate_run_name", "_is_cuda_oom"]
-
-Loader = Any  # an iterable of batches, a DataSpec, or a dict of its arguments
 
 
 class Trainer(TrainerParts):
@@ -74,7 +95,9 @@ class Trainer(TrainerParts):
         target_key: Likewise the targets. None: the second of two parts, or the part named "labels" or the like.
         train_dataloader: The training data: an iterable of batches, a `DataSpec` or a dict of its arguments. It can be
             given to `fit` instead. On a GPU, a `DataLoader` with workers is set to pin its batches, so that copies
-            to the GPU overlap with computation; the same applies to loaders for evaluation and prediction.
+            to the GPU overlap with computation; the same applies to loaders for evaluation and prediction. On several
+            ranks with loaders that save their own state, call `state.stop_training` on all ranks: the others have drawn
+            their next batch when one stops, and a checkpoint saved then does not contain it.
         train_dataloader_label: The label of the training data.
         train_subset_num_batches: End each epoch after this many batches; -1: at the loader's end. Required for an
             endless loader if `max_duration` is in epochs: otherwise its first epoch never ends. A loader that is known
@@ -110,7 +133,7 @@ class Trainer(TrainerParts):
         console_stream: The stream of the progress bar and console logger: `"stdout"`, `"stderr"` or a text stream. In a
             notebook, which shows stderr as an error, `"stderr"` is stdout.
         console_log_interval: How often to print, in epochs or batches.
-        log_traces: Log which algorithms ran.
+        log_traces: Show which algorithms ran, with the progress bar or on the console.
         auto_log_hparams: Log the arguments of this constructor as hyperparameters, without passwords in URIs.
         device: `"cpu"`, `"gpu"` or `"cuda"`, `"cuda:1"`, `"mps"`, a `torch.device` or a `Device`; None or `"auto"`: a
             GPU if there is one.
@@ -215,64 +238,64 @@ class Trainer(TrainerParts):
         metrics: Any = None,
         input_key: Any = None,
         target_key: Any = None,
-        train_dataloader: Loader | None = None,
-        train_dataloader_label: str = "train",
-        train_subset_num_batches: SupportsIndex = -1,
-        max_duration: TimeArgument | None = None,
-        algorithms: Algorithm | Sequence[Algorithm] | None = None,
+        train_dataloader: TrainLoader | None = None,
+        train_dataloader_label: Text = "train",
+        train_subset_num_batches: Subset = -1,
+        max_duration: Duration | None = None,
+        algorithms: Algorithms | None = None,
         algorithm_passes: PassInput = None,
-        optimizers: OptimizerArgument | None = None,
+        optimizers: Optimizers | None = None,
         schedulers: Any = None,
-        scale_schedule_ratio: float = 1.0,
+        scale_schedule_ratio: Positive = 1.0,
         step_schedulers_every_batch: bool | None = None,
         eval_dataloader: Loader | Evaluator | Sequence[Evaluator] | Sequence[Loader] | None = None,
-        eval_interval: Interval = 1,
-        eval_subset_num_batches: SupportsIndex = -1,
-        callbacks: Callback | Sequence[Callback] | None = None,
-        loggers: LoggerDestination | Sequence[LoggerDestination] | None = None,
-        run_name: str | None = None,
+        eval_interval: EvalInterval = 1,
+        eval_subset_num_batches: Subset = -1,
+        callbacks: Callbacks | None = None,
+        loggers: Loggers | None = None,
+        run_name: RunName | None = None,
         progress_bar: bool = True,
         log_to_console: bool = False,
-        console_stream: str | TextIO = "stderr",
-        console_log_interval: TimeArgument = "1ba",
+        console_stream: Stream = "stderr",
+        console_log_interval: ConsoleInterval = "1ba",
         log_traces: bool = False,
         auto_log_hparams: bool = False,
-        device: str | torch.device | Device | None = None,
-        precision: str | int | torch.dtype | Precision | None = None,
-        precision_config: dict[str, Any] | None = None,
-        device_train_microbatch_size: SupportsIndex | float | str | None = None,
+        device: RunDevice | None = None,
+        precision: RunPrecision | None = None,
+        precision_config: Settings | None = None,
+        device_train_microbatch_size: MicrobatchSize | None = None,
         accumulate_train_batch_on_tokens: bool = False,
-        seed: SupportsIndex | None = None,
+        seed: Seed | None = None,
         deterministic_mode: bool = False,
-        dist_timeout: float = 300.0,
-        ddp_sync_strategy: str | DDPSyncStrategy | None = None,
-        parallelism_config: dict[str, Any] | ParallelismConfig | None = None,
-        profiler: TrainerProfiler | None = None,
-        python_log_level: str | None = None,
-        compile_config: dict[str, Any] | None = None,
+        dist_timeout: Positive = 300.0,
+        ddp_sync_strategy: SyncStrategy | None = None,
+        parallelism_config: Parallelism | None = None,
+        profiler: Profiler | None = None,
+        python_log_level: LogLevel | None = None,
+        compile_config: CompileConfig | None = None,
         compile_step: bool = False,
-        load_path: str | os.PathLike[str] | None = None,
-        load_object_store: Any = None,
+        load_path: LoadPath | None = None,
+        load_object_store: ObjectStore | None = None,
         load_weights_only: bool = False,
         load_strict_model_weights: bool = True,
         load_progress_bar: bool = True,
-        load_ignore_keys: IgnoreKeys | None = None,
-        load_exclude_algorithms: Sequence[str] | None = None,
-        branch_duration: TimeArgument | None = None,
-        save_folder: str | os.PathLike[str] | None = None,
-        save_filename: str = "ep{epoch}-ba{batch}-rank{rank}.pt",
-        save_latest_filename: str | None = "latest-rank{rank}.pt",
+        load_ignore_keys: Keys | None = None,
+        load_exclude_algorithms: ClassNames | None = None,
+        branch_duration: Duration | None = None,
+        save_folder: Folder | None = None,
+        save_filename: FileName = "ep{epoch}-ba{batch}-rank{rank}.pt",
+        save_latest_filename: FileName | None = "latest-rank{rank}.pt",
         save_overwrite: bool = False,
-        save_interval: Interval = "1ep",
+        save_interval: SaveInterval = "1ep",
         save_weights_only: bool = False,
-        save_ignore_keys: IgnoreKeys | None = None,
+        save_ignore_keys: Keys | None = None,
         save_num_checkpoints_to_keep: SupportsIndex = -1,
         save_metrics: bool = False,
         save_num_best_checkpoints_to_keep: SupportsIndex = 0,
-        save_monitor: str | None = None,
+        save_monitor: Text | None = None,
         save_monitor_mode: str = "max",
         save_async: bool = False,
-        delivery_timeout: float = 60.0,
+        delivery_timeout: Positive = 60.0,
         autoresume: bool = False,
         spin_dataloaders: bool = True,
     ) -> None: ...
@@ -283,21 +306,21 @@ class Trainer(TrainerParts):
     def fit(
         self,
         *,
-        train_dataloader: Loader | None = None,
-        train_dataloader_label: str | None = None,
-        train_subset_num_batches: SupportsIndex | None = None,
-        duration: TimeArgument | None = None,
+        train_dataloader: TrainLoader | None = None,
+        train_dataloader_label: Text | None = None,
+        train_subset_num_batches: Subset | None = None,
+        duration: Duration | None = None,
         reset_time: bool = False,
         schedulers: Any = None,
-        scale_schedule_ratio: float = 1.0,
+        scale_schedule_ratio: Positive = 1.0,
         step_schedulers_every_batch: bool | None = None,
         eval_dataloader: Loader | Evaluator | Sequence[Evaluator] | Sequence[Loader] | None = None,
-        eval_subset_num_batches: SupportsIndex | None = None,
-        eval_interval: Interval | None = None,
-        device_train_microbatch_size: SupportsIndex | float | str | None = None,
-        precision: str | int | torch.dtype | Precision | None = None,
+        eval_subset_num_batches: Subset | None = None,
+        eval_interval: EvalInterval | None = None,
+        device_train_microbatch_size: MicrobatchSize | None = None,
+        precision: RunPrecision | None = None,
         spin_dataloaders: bool | None = None,
-        compile_config: dict[str, Any] | None = None,
+        compile_config: CompileConfig | None = None,
     ) -> None:
         """Train until `max_duration`, or for `duration`. May be called repeatedly.
 
@@ -313,7 +336,8 @@ class Trainer(TrainerParts):
                 from its beginning, like another loader.
             duration: How long to train from the current time on. Seconds count from the last full second.
             reset_time: Count time from zero again; weights, optimizer and schedulers keep their state. Checkpoints get
-                the names of earlier ones again, which requires `save_overwrite=True`.
+                the names of earlier ones again, which requires `save_overwrite=True`. A call that is refused keeps the
+                time.
             schedulers: Learning-rate schedulers. If a checkpoint was loaded, the settings of the parameter groups
                 (rate, momentum, ...) are set to the loaded values again, because building a scheduler may change them.
             scale_schedule_ratio: A factor for the length of this call and for the given schedules.
@@ -339,6 +363,15 @@ class Trainer(TrainerParts):
         """
 
     def _fit(self, arguments: Arguments) -> None:
+        before = self.state.timestamp
+        try:
+            self._run_fit(arguments)
+        except BaseException:
+            if not self.state.timestamp.batches:  # refused with `reset_time`, or failed before its first batch ended
+                self.state.timestamp = before
+            raise
+
+    def _run_fit(self, arguments: Arguments) -> None:
         state, settings, progress = self.state, self._settings, self._progress
         if not state.optimizers:
             raise ValueError(
@@ -353,7 +386,7 @@ class Trainer(TrainerParts):
                 )
             progress.check_start(self._branch_duration)
             arguments.duration = self._branch_duration
-        settings.check_schedulers(arguments)
+        settings.check_schedulers(arguments.schedulers, arguments)
         old_data, old_length = settings.train_spec, state.dataloader_len
         settings.set_train_data(arguments)
         data, length = settings.train_spec, state.dataloader_len
@@ -369,11 +402,13 @@ class Trainer(TrainerParts):
         complete = ended or progress.restore_if_complete()
         # A call that is skipped sets these, too: the next call keeps each of them if it does not get a new one.
         settings.change_evaluation(arguments)
-        settings.set_schedulers(arguments)
+        if arguments.schedulers is not None:
+            settings.set_schedulers(arguments.schedulers, arguments)
         settings.compile_schedulers()
         if arguments.precision is not None:
             precision = resolve_precision(arguments.precision, state.device)
             if precision is not state.precision:
+                self._parallel.check_precision(precision)
                 state.precision = precision
                 settings.set_scaler()
         if arguments.spin_dataloaders is not None:
@@ -445,15 +480,6 @@ class Trainer(TrainerParts):
             MissingConditionalImportError: matplotlib is not installed.
         """
         return plot(self.logger.destinations, self._history, names)
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            """Raise AttributeError; for a method of another trainer, name the one to call instead."""
-            if hasattr(type(self), name):  # a property has failed: it does so again, with its own message
-                return object.__getattribute__(self, name)
-            hint = f" {METHODS_OF_OTHERS[name]}" if name in METHODS_OF_OTHERS else ""
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}.{hint}")
 
     def __repr__(self) -> str:
         now, end = self.state.timestamp.batch.to_timestring(), self.state.max_duration
@@ -536,10 +562,7 @@ class Trainer(TrainerParts):
         subset_num_batches = check_subset("subset_num_batches", subset_num_batches)
         extra: list[Evaluator] = []
         if eval_dataloader is not None:
-            arguments = Arguments(
-                eval_dataloader=eval_dataloader, eval_interval=0, eval_subset_num_batches=subset_num_batches
-            )
-            extra = self._settings.evaluators_of(arguments)
+            extra = self._settings.evaluators_of(eval_dataloader, 0, subset_num_batches)
         return self._evaluation.run_standalone(extra, subset_num_batches)
 
     def predict(

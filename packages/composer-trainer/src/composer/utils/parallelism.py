@@ -23,19 +23,15 @@ _STRATEGIES = {
 _STATE_DICT_TYPES = ("full", "sharded")
 _MIXED = ("FULL", "DEFAULT", "PURE")
 
-# Arguments of the first version of FSDP: the default, and why there is no other value.
+# Arguments of the first version of FSDP, with their defaults, that `fully_shard` does not have.
 _NO_LONGER = {
-    "activation_checkpointing_reentrant": (True, "activations are always checkpointed without reentrance"),
-    "backward_prefetch": (
-        "BACKWARD_POST",
-        "the weights of the next unit are always gathered before they are needed; `backward_prefetch_limit` is the "
-        "number of units",
-    ),
-    "keep_low_precision_grads": (False, "gradients have the dtype of the parameters"),
-    "limit_all_gathers": (True, "the memory of gathered parameters is always bounded"),
-    "use_orig_params": (True, "parameters always keep their names and shapes"),
-    "te_checkpoint_wrapper": (False, "Transformer Engine has no separate wrapper any more"),
-    "te_shard_fp8_weight": (False, "Transformer Engine has no separate wrapper any more"),
+    "activation_checkpointing_reentrant": True,
+    "backward_prefetch": "BACKWARD_POST",
+    "keep_low_precision_grads": False,
+    "limit_all_gathers": True,
+    "use_orig_params": True,
+    "te_checkpoint_wrapper": False,
+    "te_shard_fp8_weight": False,
 }
 _REFUSED = {
     "ignored_modules": "give these modules an attribute `_fsdp_wrap = False`: they are sharded with their parent",
@@ -157,9 +153,8 @@ class FSDP2Config:
             if name == "sharding_strategy":
                 given = {**_of_strategy(value, given), **given}
             elif name in _NO_LONGER:
-                default, why = _NO_LONGER[name]
-                if value != default:
-                    warnings.warn(f"`{name}={value!r}` has no effect: {why}.", stacklevel=4)
+                if value != _NO_LONGER[name]:
+                    warnings.warn(f"`{name}={value!r}` has no effect: `fully_shard` has no such setting.", stacklevel=4)
             elif name in _REFUSED:
                 if value is not None:
                     raise ValueError(f"`{name}` is not supported any more; {_REFUSED[name]}.")

@@ -71,6 +71,7 @@ def test_time_is_not_reset_under_checkpoints_that_an_earlier_fit_saved(
     assert "by an earlier one or `fit` of this name" in str(caught.value)
     assert "`save_overwrite=True`" in str(caught.value)
 
+    assert trainer.state.timestamp.batch == 8
     assert {"ep1-ba4-rank0.pt", "ep2-ba8-rank0.pt"} == before.keys()
     assert all(content == (tmp_path / name).read_bytes() for name, content in before.items())
 

@@ -25,8 +25,7 @@ def launch(make_trainer: MakeTrainer, folder: Path | str, filename: str, duratio
 
 @pytest.mark.parametrize(
     ("before", "now"),
-    [("x{batch}.pt", "ep{epoch}.pt"), ("ep{epoch}-ba{batch}.tar.gz", "ep{epoch}-ba{batch}.pt"),
-     ("ba{batch}.pt", "ba{batch}.pt.gz"), ("x{batch}.pt", "in/ba{batch}.pt")],
+    [("ep{epoch}-ba{batch}.tar.gz", "ep{epoch}-ba{batch}.pt"), ("x{batch}.pt", "in/ba{batch}.pt")],
 )  # fmt: skip
 def test_checkpoints_with_another_name_are_found(
     make_trainer: MakeTrainer, tmp_path: Path, before: str, now: str
@@ -45,16 +44,12 @@ def test_checkpoints_with_another_name_are_found(
 
 @pytest.mark.parametrize(
     ("where", "filename"),
-    [("local", "ba{batch}.pt"), ("local", "in/ba{batch}.pt"), ("memory", "w{world_size}-ba{batch}.pt"),
-     ("s3", "ba{batch}.pt")],
-)  # fmt: skip
+    [("local", "ba{batch}.pt"), ("memory", "in/ba{batch}.pt"), ("memory", "w{world_size}-ba{batch}.pt")],
+)
 def test_a_checkpoint_in_a_subfolder_is_not_taken(
-    make_trainer: MakeTrainer, tmp_path: Path, request: pytest.FixtureRequest, where: str, filename: str
+    make_trainer: MakeTrainer, tmp_path: Path, where: str, filename: str
 ) -> None:
-    if where == "s3":
-        pytest.importorskip("s3fs")
-    stores = {"local": lambda: tmp_path, "memory": lambda: f"memory://{secrets.token_hex(4)}"}
-    folder = f"{stores[where]() if where in stores else request.getfixturevalue('s3')}/root"
+    folder = f"{tmp_path if where == 'local' else f'memory://{secrets.token_hex(4)}'}/root"
     for subfolder in ("other", "w1"):  # of runs that have the same name
         other = launch(make_trainer, f"{folder}/{subfolder}", filename)
         other.fit()
@@ -178,8 +173,9 @@ def module(path: Path) -> None:
     torch.save(torch.nn.Linear(2, 2), path)
 
 
-@pytest.mark.parametrize("put", [weights, module, os.mkdir])
-@pytest.mark.parametrize("name", ["ba9.pt", "ba2.pt", "another.pt"])
+@pytest.mark.parametrize(
+    ("put", "name"), [(weights, "ba9.pt"), (module, "ba2.pt"), (os.mkdir, "ba2.pt"), (weights, "another.pt")]
+)
 def test_what_is_no_checkpoint_of_a_run_is_passed_over(
     make_trainer: MakeTrainer, tmp_path: Path, put: Callable[[Path], None], name: str
 ) -> None:
@@ -198,12 +194,9 @@ def test_what_is_no_checkpoint_of_a_run_is_passed_over(
 
 
 @pytest.mark.parametrize("autoresume", [False, True])
-@pytest.mark.parametrize("protocol", [2, 5])
-def test_the_users_own_weights_are_not_replaced(
-    make_trainer: MakeTrainer, tmp_path: Path, protocol: int, autoresume: bool
-) -> None:
+def test_the_users_own_weights_are_not_replaced(make_trainer: MakeTrainer, tmp_path: Path, autoresume: bool) -> None:
     file = tmp_path / "model.pt"
-    torch.save(SimpleModel().state_dict(), file, pickle_protocol=protocol)
+    torch.save(SimpleModel().state_dict(), file, pickle_protocol=2)
     content = file.read_bytes()
 
     with pytest.raises(FileExistsError) as caught:

@@ -42,10 +42,8 @@ def run(*arguments: Any, **kwargs: Any) -> None:
 
 @pytest.mark.parametrize(
     ("before", "now"),
-    [("x{batch}.pt", "ep{epoch}.pt"), ("ep{epoch}-ba{batch}.tar.gz", "ep{epoch}-ba{batch}.pt"),
-     ("ba{batch}.pt", "ba{batch}.pt.gz"), ("ba{batch}.pt.gz", "ba{batch}.pt"), ("x{batch}.pt", "in/ba{batch}.pt"),
-     ("ep{epoch}/ba{batch}.pt", "ep{epoch}/x{batch}.pt"), ("b{batch}", "x{batch}")],
-)  # fmt: skip
+    [("x{batch}.pt", "ep{epoch}.pt"), ("ba{batch}.pt.gz", "ba{batch}.pt"), ("x{batch}.pt", "in/ba{batch}.pt")],
+)
 def test_checkpoints_with_another_name_are_found(make_trainer: MakeTrainer, store: str, before: str, now: str) -> None:
     run(make_trainer, f"{store}/{{run_name}}", before)
     storage_of(f"{store}/run").write_text("notes.txt", "no checkpoint")
@@ -157,11 +155,9 @@ def test_a_server_with_errors_of_its_own_is_an_error_rather_than_no_checkpoint_o
     run(make_trainer, f"{s3}/run", "ba{batch}.pt")
 
     def fails(environ: dict[str, str]) -> bool:
-        if what == "list":
-            return "list-type" in environ["QUERY_STRING"]
-        return environ["REQUEST_METHOD"] == "GET" and environ["PATH_INFO"].endswith("ba2.pt")
+        return "list-type" in environ["QUERY_STRING"]
 
-    with failing(s3_server, status, fails), pytest.raises(StorageError, match="Check the network and that the store"):
+    with failing(s3_server, 503, fails), pytest.raises(StorageError, match="Check the network and that the store"):
         launch(make_trainer, f"{s3}/run", "ba{batch}.pt")
 
     assert 2 == launch(make_trainer, f"{s3}/run", "ba{batch}.pt").state.timestamp.batch

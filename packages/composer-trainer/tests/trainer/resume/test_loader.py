@@ -155,8 +155,7 @@ def test_without_spinning_the_epoch_has_as_many_batches_but_starts_anew(caplog: 
     assert_same_end(resumed, twice)
 
 
-@pytest.mark.parametrize("size", [2, 3, 8, 16])
-@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize(("size", "drop_last"), [(2, False), (3, True), (8, True), (16, False)])
 def test_with_another_batch_size_no_sample_is_lost_or_trained_twice(size: int, drop_last: bool) -> None:
     def make(batch_size: int) -> Any:
         return DataLoader(Samples(size=20), batch_size, shuffle=True, drop_last=drop_last)
@@ -286,8 +285,7 @@ def test_a_one_shot_iterable_loses_nothing_between_fits() -> None:
     assert [list(range(12))] == parts.journal.samples
 
 
-@pytest.mark.parametrize("size", [12, 16, 40])
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(("size", "workers"), [(12, 0), (16, 1), (40, 0)])
 def test_another_loader_in_mid_epoch_starts_at_its_beginning(size: int, workers: int) -> None:
     run = Run(DataLoader(Samples(), 4, num_workers=workers), max_duration="3ba").fit()
     run.fit(train_dataloader=DataLoader(Samples(size=size), 4, num_workers=workers), duration="1ep")

@@ -53,8 +53,7 @@ class Loses(Callback):
             raise Lost
 
 
-@pytest.mark.parametrize("eval_interval", ["1ep", "6ba"])
-@pytest.mark.parametrize("save_interval", ["1ep", "1ba"])
+@pytest.mark.parametrize(("save_interval", "eval_interval"), [("1ep", "6ba"), ("1ba", "1ep")])
 @pytest.mark.parametrize("event", [Event.EPOCH_END, Event.FIT_END])
 def test_a_run_killed_after_its_last_batch_still_ends_its_epoch_and_evaluates_once(
     event: Event, save_interval: str, eval_interval: str, tmp_path: Path
@@ -122,7 +121,7 @@ def test_an_iteration_that_was_about_to_end_ends_in_the_resumed_run(
     assert ends == later_ends.ended == all_ends.ended[-len(ends) :]
 
 
-@pytest.mark.parametrize("name", ["global transform", "own generator", "stream", "own state"])
+@pytest.mark.parametrize("name", ["global transform", "own state"])
 def test_a_second_fit_goes_on_as_if_it_were_one(name: str) -> None:
     whole = Run(LOADERS[name](), max_duration="8ba", journal=Quiet()).fit()
     parts = Run(LOADERS[name](), max_duration="3ba", journal=Quiet()).fit().fit(duration="5ba")
@@ -194,10 +193,9 @@ SECOND: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", SECOND)
-@pytest.mark.parametrize("stop", [3, 5])
-def test_a_relaunch_resumes_a_program_whose_second_fit_has_other_data(tmp_path: Path, name: str, stop: int) -> None:
+def test_a_relaunch_resumes_a_program_whose_second_fit_has_other_data(tmp_path: Path, name: str) -> None:
     whole = three_fits(tmp_path / "whole", shuffled, SECOND[name], None)
-    three_fits(tmp_path / "run", shuffled, SECOND[name], min(stop, whole.state.timestamp.batch.value - 1))
+    three_fits(tmp_path / "run", shuffled, SECOND[name], min(5, whole.state.timestamp.batch.value - 1))
     resumed = three_fits(tmp_path / "run", shuffled, SECOND[name], None)
 
     deep_compare(whole.state.model.state_dict(), resumed.state.model.state_dict())
@@ -217,22 +215,21 @@ GIVEN: dict[str, Callable[[Run], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", GIVEN)
-@pytest.mark.parametrize(("first", "stop"), [(None, 7), (LinearScheduler(), 2), (LinearScheduler(), 7)])
-def test_what_a_skipped_fit_was_given_holds_for_the_later_ones(
-    tmp_path: Path, name: str, first: Any, stop: int
-) -> None:
+def test_what_a_skipped_fit_was_given_holds_for_the_later_ones(tmp_path: Path, name: str) -> None:
     def program(folder: str, stop: int | None = None) -> Run:
         reproducibility.seed_all(0)
         callbacks = [] if stop is None else [StopsAt(stop)]
         saving = {"save_folder": tmp_path / folder, "save_interval": "2ba", "run_name": "run", "autoresume": True}
-        run = Run(shuffled(), callbacks=callbacks, journal=Quiet(), schedulers=first, max_duration="4ba", **saving)
+        run = Run(
+            shuffled(), callbacks=callbacks, journal=Quiet(), schedulers=LinearScheduler(), max_duration="4ba", **saving
+        )
         with nullcontext() if stop is None else pytest.raises(InterruptedError):
             run.fit(**GIVEN[name](run)).fit(duration="4ba").fit(duration="4ba")
         run.trainer.close()
         return run
 
     whole = program("whole")
-    program("run", stop)
+    program("run", 7)
     for _ in range(2):  # the first relaunch ends the run, the second finds it complete
         resumed = program("run")
         deep_compare(whole.state.model.state_dict(), resumed.state.model.state_dict())
