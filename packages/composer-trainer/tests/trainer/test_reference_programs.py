@@ -34,7 +34,9 @@ def test_hyperparameters_are_those_of_the_reference(make_trainer: Any) -> None:
     added = {"is_model_compiled": False, "auto_microbatching": False, "num_optimizers": 1, "rank_zero_seed": 3}
 
     assert added.items() <= made.items()
+    assert not {"loss", "save_async", "delivery_timeout", "compile_step"} & made.keys()
     assert {"save_num_checkpoints_to_keep", "load_path", "algorithm_passes"} <= made.keys()
+    assert make_trainer(auto_log_hparams=True, delivery_timeout=5.0).local_hparams["delivery_timeout"] == 5.0
 
 
 def test_fit_compiles_when_told(make_trainer: Any) -> None:
