@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,11 +17,13 @@ from tools.gpu import gpu_tests
 from tools.matrix import HUBS
 from tools.workspace import Workspace, find_uv
 
-nox.needs_version = ">=2025.2.9"
+nox.needs_version = ">=2026.8.17"
 nox.options.default_venv_backend = "uv"
 nox.options.download_python = "never"  # a missing interpreter skips its sessions, with the reason
 nox.options.error_on_missing_interpreters = False
 nox.options.sessions = ["lint", "tests"]
+# Each session may start processes of its own. Where no session may run beside others, nox would warn of the option.
+nox.options.parallel = min(4, os.cpu_count() or 1) if "tests" in sys.argv else 1
 
 WORKSPACE = Workspace()
 NAMES = WORKSPACE.names
@@ -54,7 +56,11 @@ EVERY_TOOL = [
     "coverage",
 ]
 
-DONORS: dict[str, Path] = {}  # the environment of the last session, by Python
+# Packages whose tests need the same environment, by the first of them and the number of the others.
+ALIKE = {
+    first.removeprefix("composer-") + (f"+{len(others)}" if others else ""): [first, *others]
+    for first, *others in WORKSPACE.alike()
+}
 each_package = nox.parametrize("package", NAMES, ids=NAMES)
 environment.keep_links_possible(Path(".nox"))
 environment.show_pyenv_versions()
@@ -75,19 +81,23 @@ def _wheels(session: nox.Session, names: Iterable[str]) -> list[str]:
         return [str(wheel) for wheel in wheelhouse.wheels(WORKSPACE, names)]
 
 
+def _share_bytecode(session: nox.Session) -> None:
+    environment.share_bytecode(Path(session.virtualenv.location), Path(session.virtualenv.location).parent)
+
+
 def _install(session: nox.Session, names: Iterable[str], *others: str) -> None:
     """Install packages and their siblings as wheels of the working tree, and other requirements, at pinned versions."""
     session.install("--quiet", "--constraint", PINNED, *_wheels(session, names), *others)
-    environment.share_bytecode(Path(session.virtualenv.location), DONORS)
+    _share_bytecode(session)
 
 
-def _install_declared(session: nox.Session, package: str, *arguments: str) -> None:
-    """Install the declared dependencies of a package and its tests, and nothing else."""
+def _install_declared(session: nox.Session, packages: Sequence[str], *arguments: str) -> None:
+    """Install packages with the declared dependencies of the packages and their tests, and nothing else."""
     with _plain_errors(session):
-        names = [package, *WORKSPACE.siblings(package, with_tests=True)]
-    others = WORKSPACE.outside(WORKSPACE[package].test_dependencies)
-    session.install("--quiet", *arguments, *_wheels(session, names), *TEST_TOOLS, *others)
-    environment.share_bytecode(Path(session.virtualenv.location), DONORS)
+        names = {*packages, *(sibling for name in packages for sibling in WORKSPACE.siblings(name, with_tests=True))}
+    others = {other for name in packages for other in WORKSPACE.outside(WORKSPACE[name].test_dependencies)}
+    session.install("--quiet", *arguments, *_wheels(session, sorted(names)), *TEST_TOOLS, *sorted(others))
+    _share_bytecode(session)
 
 
 def _needs_of_examples() -> list[str]:
@@ -101,14 +111,20 @@ def _pytest(session: nox.Session, *arguments: str) -> None:
     # torch: cached bytecode, which some machines disable, halves that time. Their tensors are too small for a second
     # thread, which would only wait. A test that hangs ends the session and prints the stack of every thread.
     limit = ["-o", "faulthandler_timeout=600", "-o", "faulthandler_exit_on_timeout=true"]
-    command = ["python", "-m", "pytest", "--hypothesis-profile=ci", "-p", "tools.shard", *limit]
+    command = ["python", "-m", "pytest", "--hypothesis-profile=ci", *limit]
     command += [*arguments, *session.posargs]
     threads = os.environ.get("OMP_NUM_THREADS", "1")
     session.run(*command, env={"PYTHONDONTWRITEBYTECODE": "", "OMP_NUM_THREADS": threads})
 
 
-def _pytest_of(session: nox.Session, package: str) -> None:
-    _pytest(session, f"packages/{package}/tests")
+def _test(session: nox.Session, *packages: str) -> None:
+    """Test packages in an environment with their declared dependencies only."""
+    _install_declared(session, packages, "--constraint", PINNED)
+    _pytest_of(session, *packages)
+
+
+def _pytest_of(session: nox.Session, *packages: str) -> None:
+    _pytest(session, *(f"packages/{package}/tests" for package in packages))
 
 
 @nox.session
@@ -128,17 +144,27 @@ def recipe(session: nox.Session) -> None:
     session.run("composer-train", *session.posargs)
 
 
-@nox.session
-@each_package
-def tests(session: nox.Session, package: str) -> None:
-    """Test a package in an environment with its declared dependencies only."""
-    _install_declared(session, package, "--constraint", PINNED)
-    _pytest_of(session, package)
+@nox.session(allow_parallel=True)
+@nox.parametrize("alike", [*ALIKE], ids=[*ALIKE])
+def tests(session: nox.Session, alike: str) -> None:
+    """Test packages that declare the same dependencies, with these only; `tests(composer-mixup)` tests one package."""
+    _test(session, *ALIKE[alike])
+
+
+def _add_session_of(package: str) -> None:
+    @nox.session(name=f"tests({package})")
+    def tests_of_one(session: nox.Session) -> None:
+        """Test this package alone."""
+        _test(session, package)
+
+
+for name in NAMES:
+    _add_session_of(name)
 
 
 @nox.session(venv_backend="none")
 def matrix(session: nox.Session) -> None:
-    """Print which sessions CI runs, in columns of at most 20 minutes: `-- --plan`, `-- --plan origin/main`."""
+    """Print which sessions CI runs, in columns of about 20 minutes: `-- --plan`, `-- --plan origin/main`."""
     session.run(sys.executable, "-m", "tools.matrix", *session.posargs, external=True)
 
 
@@ -146,8 +172,7 @@ def matrix(session: nox.Session) -> None:
 @each_package
 def pythons(session: nox.Session, package: str) -> None:
     """Test a package on each supported Python that is installed."""
-    _install_declared(session, package, "--constraint", PINNED)
-    _pytest_of(session, package)
+    _test(session, package)
 
 
 @nox.session(python=OLDEST_PYTHON, tags=["ci"])
@@ -185,7 +210,7 @@ def regress(session: nox.Session, package: str) -> None:
         session.skip(f"{package} {released.version} does not take {' and '.join(kept_out)} of the working tree")
     others = [*TEST_TOOLS, *WORKSPACE.outside(released.test_dependencies)]
     session.install("--quiet", "--constraint", PINNED, *map(str, wheels), *others)
-    environment.share_bytecode(Path(session.virtualenv.location), DONORS)
+    _share_bytecode(session)
     _pytest(session, "--rootdir", session.create_tmp(), "-c", "pyproject.toml", str(released.tests))
 
 
@@ -193,7 +218,7 @@ def regress(session: nox.Session, package: str) -> None:
 @each_package
 def newest(session: nox.Session, package: str) -> None:
     """Test a package on the newest versions in the registry, including torch."""
-    _install_declared(session, package, "--upgrade")
+    _install_declared(session, [package], "--upgrade")
     _pytest_of(session, package)
 
 
@@ -207,7 +232,7 @@ def nightly(session: nox.Session, package: str) -> None:
     frozen = environment.freeze(Path(session.virtualenv.location))
     torch = Path(session.create_tmp()) / "torch.txt"
     torch.write_text("".join(f"{name}=={frozen[name]}\n" for name in ("torch", "torchvision")))
-    _install_declared(session, package, "--constraint", str(torch))
+    _install_declared(session, [package], "--constraint", str(torch))
     session.log(f"torch {frozen['torch']}")
     _pytest_of(session, package)
 
@@ -240,7 +265,7 @@ def docs(session: nox.Session) -> None:
 @nox.session(tags=["ci"])
 def site(session: nox.Session) -> None:
     """Build the documentation into `.nox/pages/html`, with the tutorials run, and check it (`-- --help`)."""
-    _install(session, NAMES, *TEST_TOOLS, *TOOL_TOOLS, *SITE_TOOLS, "nox", "ruff", *_needs_of_examples())
+    _install(session, NAMES, *TEST_TOOLS, *TOOL_TOOLS, *SITE_TOOLS, "ruff", *_needs_of_examples())
     session.run("python", "-m", "tools.site", *session.posargs, env={"OMP_NUM_THREADS": "1"})
     if not session.posargs:
         _pytest(session, "tests/test_tools_site.py")
@@ -333,7 +358,7 @@ def gpu(session: nox.Session, package: str) -> None:
     files = gpu_tests(Path()).get(package)
     if files is None:
         session.skip(f"{package} has no tests that need a GPU")
-    _install_declared(session, package, "--constraint", PINNED)
+    _install_declared(session, [package], "--constraint", PINNED)
     _pytest(session, "-p", "tools.gpu", *files)
 
 

@@ -28,10 +28,10 @@ HOSTS = {
 _HEAD = """# Which algorithms work where
 
 Generated from the tests `tests/test_hosts*.py`, which train a small model for some steps inside each library and with
-our `Trainer`, with the same seed and data: "=" means that the weights are equal bit for bit, in float32, in bfloat16
-and with two batches per step, except for the cases below. Otherwise the algorithm is refused by the constructor of the
-adapter, with the reason below. `HostedRun` in a loop of your own has everything. An algorithm that is not in the table
-has "=" in all columns.
+our `Trainer`, with the same seed and data: "=" means that the weights are equal bit for bit in float32, and, which is
+tested with an algorithm of each kind, in bfloat16 and with two batches per step, except for the cases below. Otherwise
+the algorithm is refused by the constructor of the adapter, with the reason below. `HostedRun` in a loop of your own has
+everything. An algorithm that is not in the table has "=" in all columns.
 """
 
 

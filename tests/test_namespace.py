@@ -13,6 +13,7 @@ from textwrap import dedent
 import pytest
 
 from tools import wheelhouse
+from tools.environment import share_bytecode
 from tools.tiny_tree import Tree
 from tools.workspace import ROOT, Workspace, find_uv
 
@@ -117,6 +118,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
     subprocess.run([find_uv(), "venv", "--quiet", "--python", sys.executable, str(folder / "env")], check=True)
     made = Site(folder / "env" / "bin" / "python", tree)
     made.install("--constraint", str(ROOT / "tools/constraints/pinned.txt"), "torch", "numpy")
+    share_bytecode(folder / "env", Path(sys.prefix).parent)
     return made
 
 

@@ -35,7 +35,7 @@ from composer.devices.device import PlainDevice
 from composer.loggers import Logger
 from composer.optim import CosineAnnealingWithWarmupScheduler, DecoupledAdamW, DecoupledSGDW
 
-STEPS = 20
+STEPS = 10
 
 pytestmark = pytest.mark.filterwarnings("ignore:jsonschema.RefResolver is deprecated:DeprecationWarning")  # Neptune's
 
@@ -74,7 +74,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda device="cpu": device != "meta" and plain(device))
     monkeypatch.setattr(torch, "get_device_module", lambda device: generator)
-    monkeypatch.setattr(deferred_value, "_Copy", Arriving)
+    monkeypatch.setattr(deferred_value, "HostCopy", Arriving)
 
 
 class Trained(Exception):

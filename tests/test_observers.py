@@ -48,13 +48,6 @@ def test_every_callback_runs_alone(callback: str, tmp_path: Path) -> None:
     run([watcher], [watcher.make(tmp_path)], keeper, watcher.model)
 
 
-@pytest.mark.parametrize("callback", sorted(APART))
-@pytest.mark.parametrize("logger", KEEPERS)
-def test_callbacks_that_stand_apart_run_with_every_logger(callback: str, logger: str, tmp_path: Path) -> None:
-    watcher = WATCHERS[callback]
-    run([watcher], [watcher.make(tmp_path)], KEEPERS[logger](tmp_path), watcher.model)
-
-
 @pytest.mark.parametrize("logger", KEEPERS)
 def test_every_logger_keeps_what_the_callbacks_log(logger: str, tmp_path: Path) -> None:
     watchers = [watcher for name, watcher in WATCHERS.items() if name not in APART]
@@ -111,25 +104,19 @@ def test_all_of_them_together_are_closed_without_a_fit(tmp_path: Path) -> None:
     trainer.close()
 
 
-@pytest.mark.parametrize("logger", KEEPERS)
 @pytest.mark.filterwarnings("ignore:The profiler is enabled:UserWarning")
-def test_a_run_is_profiled_with_every_logger(logger: str, tmp_path: Path) -> None:
-    keeper = KEEPERS[logger](tmp_path)
+def test_a_run_with_all_loggers_is_profiled(tmp_path: Path) -> None:
+    keepers = [make(tmp_path) for make in KEEPERS.values()]
     schedule = cyclic_schedule(warmup=0, active=2)
     profiler = Profiler(
         schedule, [JSONTraceHandler(str(tmp_path / "traces"))], torch_prof_folder=str(tmp_path / "torch")
     )
-    trainer = make_trainer([], keeper.logger, profiler=profiler)
+    trainer = make_trainer([], [keeper.logger for keeper in keepers], profiler=profiler)
     trainer.fit()
     trainer.close()
     begun = {event["name"] for event in json.loads((tmp_path / "traces" / "merged_trace.json").read_text())}
     assert "event/batch" in begun
-    assert keeper.has is None or keeper.has("loss/train/total")
-
-
-@pytest.mark.parametrize("logger", KEEPERS)
-def test_a_logger_is_closed_without_a_fit(logger: str, tmp_path: Path) -> None:
-    make_trainer([], KEEPERS[logger](tmp_path).logger).close()
+    assert all(keeper.has is None or keeper.has("loss/train/total") for keeper in keepers)
 
 
 def log(folder: Path) -> list[str]:

@@ -82,9 +82,16 @@ def run(count: int, names: Sequence[str] = (), kind: Any = torch.optim.AdamW, **
     }
 
 
+# They change batches, targets or losses, and have nothing to do with parameters.
+OF_BATCHES = """
+    AlternatingFlip AugMix BatchSizeWarmup ChunkedCrossEntropy ColOut CutMix CutOut Distillation LabelSmoothing MixUp
+    ProgressiveResizing RandAugment SelectiveBackprop SeqLengthWarmup SequencePacking TestTimeAugmentation ZLoss
+""".split()
+
+
 # New layers of language models, such as a gate, go where one group has parameters of their shape: the halves are
 # matrices and vectors. Whoever replaces every layer leaves nothing to compare.
-@pytest.mark.parametrize("name", sorted(CLASSES.keys() - {"NoOpModel"}))
+@pytest.mark.parametrize("name", sorted(CLASSES.keys() - {"NoOpModel", *OF_BATCHES}))
 def test_with_every_algorithm_two_optimizers_equal_one(name: str, tmp_path: Path) -> None:
     # Schedule-free optimizers refuse a decay.
     schedule: dict[str, Any] = {"schedulers": ConstantScheduler()} if name == "ScheduleFree" else {}

@@ -40,6 +40,16 @@ class TestWorkspace:
         assert workspace.siblings("composer-two", with_tests=True) == ["composer-core", "composer-one"]
         assert workspace.outside(workspace["composer-two"].test_dependencies) == ["pillow>=10"]
 
+    def test_packages_whose_tests_need_the_same_are_alike(self, tree: Tree) -> None:
+        tree.add_core()
+        tree.add_algorithm("one")
+        path = tree.add_algorithm("two")
+        tree.add_algorithm("three", dependencies=("composer-core>=0.1,<1", "pillow>=10"))
+        (path / "tests").mkdir()
+        (path / "tests" / "test_two.py").write_text("def test_two(): ...\n")
+
+        assert tree.workspace.alike() == [["composer-one", "composer-two"], ["composer-core"], ["composer-three"]]
+
     def test_a_sibling_that_is_not_here_is_never_fetched_from_a_registry(self, tree: Tree) -> None:
         tree.add_core()
         tree.add_algorithm("one", dependencies=("composer-elsewhere>=0.1,<1",))

@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from packaging.requirements import Requirement
 
 from tools import wheelhouse
-from tools.environment import freeze
+from tools.environment import freeze, share_bytecode
 from tools.wheelhouse import Wheel
 from tools.workspace import PREFIX, Package, Workspace, find_uv
 
@@ -166,6 +166,7 @@ def check_footprint(paths: Iterable[Path], scratch: Path, *, constraint: str) ->
     install = [find_uv(), "pip", "install", "--quiet", "--python", str(environment), "--constraint", constraint]
     subprocess.run([find_uv(), "venv", "--quiet", str(environment)], check=True)
     subprocess.run([*install, "torch", "numpy"], check=True)
+    share_bytecode(environment, Path(".nox"))
     before = freeze(environment).keys()
     subprocess.run([*install, *wheels], check=True)
     added = freeze(environment).keys() - before

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import urllib.request
+from contextlib import suppress
 from pathlib import Path
 
 from tools.workspace import find_uv
@@ -57,30 +58,27 @@ def freeze(environment: Path) -> dict[str, str]:
     return {entry["name"]: entry["version"] for entry in json.loads(run.stdout)}
 
 
-def share_bytecode(environment: Path, donors: dict[str, Path]) -> None:
-    """Link the bytecode of an earlier environment into a new one, for source files that both link to in uv's cache.
+def share_bytecode(environment: Path, folder: Path) -> None:
+    """Link the bytecode of earlier environments into a new one, for source files that both link to in uv's cache.
 
     uv installs no bytecode, and compiling torch takes as long as the tests of most packages.
 
     Args:
         environment: A virtual environment, after packages were installed.
-        donors: The site-packages folder of the last environment by the name of its Python; updated to this one.
+        folder: Where the others are.
     """
     for packages in environment.glob("lib/python*/site-packages"):  # none on Windows
-        donor = donors.get(packages.parent.name)
-        donors[packages.parent.name] = packages
-        if donor is None or donor == packages:
-            continue
-        for compiled in donor.glob("**/__pycache__/*.pyc"):
-            folder = packages / compiled.relative_to(donor).parent
-            name = f"{compiled.name.partition('.')[0]}.py"
-            source, donated, target = folder.parent / name, compiled.parent.parent / name, folder / compiled.name
-            if source.exists() and donated.exists() and source.samefile(donated) and not target.exists():
-                folder.mkdir(exist_ok=True)
-                try:
-                    os.link(compiled, target)
-                except OSError:  # the file system has no hard links: Python compiles
-                    return
+        others = set(folder.glob(f"*/lib/{packages.parent.name}/site-packages")) - {packages}
+        for donor in sorted(others, key=lambda path: path.stat().st_mtime)[-3:]:
+            for compiled in donor.glob("**/__pycache__/*.pyc"):
+                folder = packages / compiled.relative_to(donor).parent
+                name = f"{compiled.name.partition('.')[0]}.py"
+                source, donated, target = folder.parent / name, compiled.parent.parent / name, folder / compiled.name
+                # Where a session beside this one replaces the donor, or nothing can be linked, Python compiles.
+                with suppress(OSError):
+                    if not target.exists() and source.samefile(donated):
+                        folder.mkdir(exist_ok=True)
+                        os.link(compiled, target)
 
 
 def count_cuda_devices() -> int:

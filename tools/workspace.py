@@ -194,6 +194,19 @@ class Workspace:
         """Return `names` and all their siblings, sorted and without duplicates."""
         return sorted({member for name in names for member in (name, *self.siblings(name))})
 
+    def alike(self) -> list[list[str]]:
+        """Return the packages in groups whose tests need the same other packages, those with most tests first."""
+        groups: dict[frozenset[str], list[str]] = {}
+        for name, package in self.packages.items():
+            siblings = self.siblings(name, with_tests=True)
+            needs = [
+                *package.test_dependencies,
+                *(one for each in (name, *siblings) for one in self[each].dependencies),
+            ]
+            groups.setdefault(frozenset([*siblings, *self.outside(needs)]), []).append(name)
+        sizes = {name: sum(file.stat().st_size for file in self[name].tests.rglob("*.py")) for name in self.names}
+        return sorted(groups.values(), key=lambda names: -sum(map(sizes.__getitem__, names)))
+
     def in_order(self) -> list[str]:
         """Return the names so that each follows its dependencies, also those of its extras."""
         return sorted(self.packages, key=lambda name: (len(self.siblings(name, with_extras=True)), name))

@@ -7,11 +7,9 @@ import sys
 
 _BENCHMARKS = (
     "overhead",
-    "growth",
     "hosts",
     "imports",
     "algorithms",
-    "checkpoints",
     "loaders",
     "images",
     "characters",

@@ -16,7 +16,7 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
-from tools import matrix, pairs
+from tools import pairs
 from tools.compatibility import compatibility
 from tools.link_sources import link
 from tools.site import api, loop, methods, models, notebooks, pages
@@ -62,7 +62,7 @@ def write(folder: Path, *, run_tutorials: bool) -> list[api.PublicName]:
     texts["models.md"] = models.page(workspace, entries)
     texts["pairs.md"] = pairs.text_of(results)
     texts["changelogs.md"] = pages.changelogs(workspace)
-    texts["compatibility.md"] = compatibility(workspace, matrix.plan(workspace, matrix.listing(workspace), {}))
+    texts["compatibility.md"] = compatibility(workspace)
 
     tutorials = [source for source in places if source.suffix == ".ipynb"]
     for source, rendered in notebooks.render(tutorials, run=run_tutorials).items():
