@@ -129,10 +129,7 @@ def _pytest_of(session: nox.Session, *packages: str) -> None:
 
 @nox.session
 def quickstart(session: nox.Session) -> None:
-    """Train a small network on real digits, plain and with composed algorithms, and compare them (`-- --help`).
-
-    `-- --profile` also writes a trace of some of it for https://ui.perfetto.dev.
-    """
+    """Train a small network on real digits, plain and with composed algorithms, and compare them (`-- --help`)."""
     _install(session, ["composer-recipes", "composer-report"])
     session.run("composer-train", "digits", *session.posargs)
 

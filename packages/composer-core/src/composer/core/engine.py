@@ -213,8 +213,7 @@ class Engine:
         state._observers.append(changed)
         # Runs once: at `close`, when the engine is garbage-collected, or at exit.
         self._close = weakref.finalize(self, _close, state, self.logger)
-        self._ordering = Ordering(state.algorithms)
-        self._ordering.warn_discouraged()
+        self._ordering = Ordering(())
         self._compile()
         self.logger._explain = _without_reference(self.explain)
 
@@ -371,8 +370,10 @@ class Engine:
 
             return fail
         markers = None if state.profiler is None else self._event_markers()
-        plan = self._algorithm_plan(event, acted, markers)
-        algorithms = plan if plan.candidates or self._extra_passes() else None  # passes may add algorithms
+        algorithms = None
+        if self._ordering.algorithms or tuple(self.algorithm_passes) != _DEFAULT_PASSES:
+            plan = self._algorithm_plan(event, acted, markers)
+            algorithms = plan if plan.candidates or self._extra_passes() else None  # passes may add algorithms
         callbacks = self._callbacks_at(event)
         hooks: list[Callable[[State, Logger], Any]] = [_safe_hook(c, event) for c in callbacks]
         if markers is not None:
@@ -382,7 +383,7 @@ class Engine:
             hooks.insert(0, lambda state, logger: log.debug("%s: Running event", _prefix(event, state)))
         if event is Event.INIT:
             return lambda: _run_init(algorithms, hooks, state, logger)
-        if event is Event.FIT_START and self._algorithm_plan(Event.INIT, {}).candidates:
+        if event is Event.FIT_START and state.algorithms and self._algorithm_plan(Event.INIT, {}).candidates:
             hooks.insert(0, lambda state, logger: setattr(state, "_structure_before_init", None))
         if event in (Event.FIT_START, Event.EVAL_STANDALONE_START) and state.algorithms:
             hooks.insert(0, _check_owned)
