@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import yaml
 
 _STARS = "*" * 30
 
@@ -34,6 +33,8 @@ def to_yaml(data: Any) -> str:
           lr: 0.1
         seed: 3
     """
+    import yaml  # its import takes as long as that of the rest
+
     return str(yaml.safe_dump(_plain(data), default_flow_style=False, width=10**9))
 
 

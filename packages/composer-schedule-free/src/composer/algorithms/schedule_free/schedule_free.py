@@ -17,6 +17,7 @@ from composer.algorithms.schedule_free.optimizers import (
     check_momentum,
     restore_exactly,
 )
+from composer.algorithms.schedule_free.schedules import check_schedulers, has_fallen
 from composer.algorithms.utils.batchnorm import BatchNormRecalibration
 from composer.algorithms.utils.stored_weights import StoredWeights, reshard
 from composer.algorithms.utils.weight_swaps import RESTORE_EVENTS, SwapTimes, parse_time, run_length, warn_of_changes
@@ -98,8 +99,8 @@ class ScheduleFree(Algorithm):
 
     Raises:
         ValueError: An argument is out of range. At INIT: an optimizer cannot be replaced, or settings are given for
-            optimizers that are schedule-free already. At FIT_START: there are batch norm layers, but the training data
-            cannot be iterated beside training.
+            optimizers that are schedule-free already. At AFTER_LOAD or FIT_START: a scheduler lowers the learning
+            rate. At FIT_START: there are batch norm layers, but the training data cannot be iterated beside training.
         TypeError: An argument has another type; at INIT, an optimizer is of another kind than AdamW or SGD.
 
     Warns:
@@ -192,6 +193,7 @@ class ScheduleFree(Algorithm):
         if event in (Event.AFTER_LOAD, Event.FIT_START):
             for old, new in self._replaced:  # loading makes new groups; schedulers may have the old optimizer
                 old.param_groups = new.param_groups
+            check_schedulers(state, [group for optimizer in optimizers for group in optimizer.param_groups])
         if event is Event.FIT_START:
             self._start(state, optimizers)
         elif event is Event.BATCH_END:
@@ -289,7 +291,7 @@ class ScheduleFree(Algorithm):
 
     def _warn_if_fallen(self, optimizers: list[ExactModes]) -> None:
         groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-        fallen = next((group for group in groups if _has_fallen(group["scheduled_lr"], group["lr_max"])), None)
+        fallen = next((group for group in groups if has_fallen(group["scheduled_lr"], group["lr_max"])), None)
         if fallen is not None and not self._has_warned:
             self._has_warned = True
             warnings.warn(
@@ -360,11 +362,6 @@ class ScheduleFree(Algorithm):
 _FREEZING = (Event.FIT_START, Event.BATCH_START, Event.BATCH_END, Event.EPOCH_END)
 _ALWAYS = (Event.INIT, Event.AFTER_LOAD, *_FREEZING)
 _DEFAULTS = {name: p.default for name, p in inspect.signature(ScheduleFree).parameters.items()}
-
-
-def _has_fallen(rate: Any, highest: Any) -> bool:
-    """Return True if a learning rate is below the highest so far; False for tensors, which are not read."""
-    return isinstance(rate, float) and isinstance(highest, float) and rate < highest * (1 - 1e-9)  # torch rounds
 
 
 def _innermost(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
