@@ -243,6 +243,18 @@ def test_a_record_that_somebody_removed_is_made_again(store: Storage) -> None:
     assert [NAME] == [name for name in store.find() if not name.endswith(".lock")]
 
 
+def test_a_run_that_was_silent_does_not_take_back_a_folder_whose_new_owner_has_ended(store: Storage) -> None:
+    lease = _lease_in(store)
+    lease.acquire()
+    store.delete(NAME)  # by the other run, when it has ended
+    lease._written -= leases.STALE_SECONDS + 1
+
+    with pytest.raises(FolderInUseError, match="a run that has ended meanwhile has taken over the folder"):
+        lease.check(saving=True)
+    assert not [name for name in store.find() if not name.endswith(".lock")]
+    lease.release()
+
+
 def test_a_store_that_removes_nothing_keeps_a_record_that_blocks_nobody(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -266,6 +278,6 @@ def test_within_one_process_the_newest_lease_takes_the_folder_over(store: Storag
     first.acquire()
     second.acquire()
 
-    with pytest.raises(FolderInUseError, match="another Trainer of this process has taken over"):
+    with pytest.raises(FolderInUseError, match="a newer Trainer of this process has taken over"):
         first.check()
     first.acquire()

@@ -140,7 +140,7 @@ def test_bad_options_and_sources_are_refused(photos: Path, tmp_path: Path) -> No
     with pytest.raises(ValueError, match="`images` must be at least 1, got 0"):
         write_image_files(ImageSource([], [], [], ""), tmp_path)
     (tmp_path / "in" / "a").mkdir(parents=True)
-    for content in (b"no image", encoded(photo(60, 60))[:1000]):
+    for content in (b"", b"no image", encoded(photo(60, 60))[:1000]):
         (tmp_path / "in" / "a" / "b.jpg").write_bytes(content)
         with pytest.raises(ValueError, match=r"b.jpg' cannot be read as an image: .*\. Remove or replace it"):
             write_image_files(folder_source(tmp_path / "in"), tmp_path / "out")
@@ -149,6 +149,10 @@ def test_bad_options_and_sources_are_refused(photos: Path, tmp_path: Path) -> No
     written(photos, tmp_path / "photos")
     with pytest.raises(FileExistsError, match=r"written with other options. Use another folder"):
         written(photos, tmp_path / "photos", quality=90)
+    pixels = torch.zeros(2, 3, 4, 4, dtype=torch.uint8)
+    written(array_source(pixels, torch.tensor([0, 1]), ["x", "y"]), tmp_path / "pixels")
+    with pytest.raises(FileExistsError, match=r"written with other labels. Use another folder"):
+        written(array_source(pixels, torch.tensor([1, 0]), ["x", "y"]), tmp_path / "pixels")
 
 
 # ---- interrupted, in parts, damaged
@@ -215,9 +219,12 @@ def test_damage_is_found(photos: Path, tmp_path: Path) -> None:
         ImageFiles(tmp_path)[4]
     assert 3 == ImageFiles(tmp_path)[3][0].shape[0]
 
-    path.write_bytes(content[:-1])
-    with pytest.raises(ValueError, match=r"must have [\d,]+ bytes, but has [\d,]+ bytes. The folder was changed"):
-        ImageFiles(tmp_path)
+    for file in (path, path.with_suffix(".npy")):
+        whole = file.read_bytes()
+        file.write_bytes(whole[:-1])
+        with pytest.raises(ValueError, match=r"must have [\d,]+ bytes, but has [\d,]+ bytes. The folder was changed"):
+            ImageFiles(tmp_path)
+        file.write_bytes(whole)
     path.unlink()
     with pytest.raises(ValueError, match="but does not exist"):
         ImageFiles(tmp_path)
@@ -227,8 +234,8 @@ def test_damage_is_found(photos: Path, tmp_path: Path) -> None:
 def test_other_folders_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(FileNotFoundError, match=r"looked for '[^']*index.json'(?s:.*)composer-datasets write folder"):
         ImageFiles(tmp_path)
-    (tmp_path / "index.json").write_text('{"format": "composer-image-files", "version": 2}')
-    with pytest.raises(ValueError, match=r"version 1, got 'composer-image-files', version 2. Upgrade"):
+    (tmp_path / "index.json").write_text('{"format": "composer-image-files", "version": 1}')
+    with pytest.raises(ValueError, match=r"version 2, got 'composer-image-files', version 1. Upgrade"):
         ImageFiles(tmp_path)
     monkeypatch.setitem(sys.modules, "simplejpeg", None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install composer-datasets\[images\]"):

@@ -43,7 +43,9 @@ def test_ranks_that_do_not_exit_are_killed_with_their_children(
 
     assert status == 1
     assert seconds < SECONDS_TO_END
-    assert not any(map(is_running, children))
+    while any(map(is_running, children)):  # the kernel ends them after the signal, which is sent
+        assert time.time() - float((tmp_path / "when").read_text()) < SECONDS_TO_END
+        time.sleep(0.02)
     last = capfd.readouterr().err.splitlines()[-3:]
     assert last[0] == "  | RuntimeError: rank 1 is broken"
     assert re.fullmatch(r"composer: rank 0 \(pid \d+\) did not exit after SIGTERM, and was killed", last[1])

@@ -452,7 +452,7 @@ class CheckpointSaver(Callback):
         """Save the end of the run, unless the last checkpoint holds it. Call it on every rank, after all events.
 
         If events after the last checkpoint have changed the run, that checkpoint is replaced. With `autoresume` it is
-        always replaced, because only then it says that the run is complete.
+        replaced in any case, by one that says that the run is complete.
         """
         now = state.timestamp.batch
         if self.last_checkpoint_batch == now:

@@ -1,8 +1,8 @@
 """One checkpoint file: as torch writes it, in a tar archive, or compressed. It ends with a checksum.
 
 `torch.save` writes a zip archive of parts: one for the bytes of each tensor, one for the pickle, and some small ones.
-For each part the archive's directory has a CRC-32, which torch computes while it writes. A zip archive may end with a
-comment, so that `torch.load` and unzip still read the file. It holds
+For each part the archive's directory has a CRC-32, which torch computes while it writes. The archive ends with a
+comment, which `torch.load` and unzip skip. The comment is
 
     composer-checkpoint-2 {"file": "ep1.pt"} <SHA-256 in hexadecimal digits>
 

@@ -38,6 +38,7 @@ RENEW_SECONDS = 30.0
 STALE_SECONDS = 120.0  # a file server keeps the locks of a dead host for up to 90 s (NFS 4)
 _POLL_SECONDS = 1.0
 _PATIENCE_SECONDS = 5.0  # how long to wait for a store that hangs
+_NEWER = "a newer Trainer of this process"
 _RELEASED = 0  # the time in the record of a released lease, where records cannot be removed
 
 
@@ -75,7 +76,7 @@ class Lease:
         self._lock = FileLock(lock, thread_local=False, fallback_to_soft=False)
         self._record: dict[str, Any] | None = None  # None: not held
         self._lost: str | None = None  # who took it over
-        self._renewed = 0.0
+        self._renewed = self._written = 0.0  # when a renewal began, and when one last succeeded
         self._renewal: threading.Thread | None = None
         self._writing = threading.Lock()  # a late renewal must not write again what `release` has removed
 
@@ -94,7 +95,7 @@ class Lease:
         other = _HELD.get(self._lock.lock_file)
         if other is not None and other._record is not None:
             other.release()
-            other._lost = "another Trainer of this process"
+            other._lost = _NEWER
         host, now = socket.gethostname(), time.time()
         own = {"run_name": self.run_name, "host": host, "pid": os.getpid(), "since": now, "token": secrets.token_hex(8)}
         try:
@@ -110,7 +111,8 @@ class Lease:
         except BaseException:
             self._lock.release()
             raise
-        self._record, self._lost, self._renewed = own, None, time.monotonic()
+        self._record, self._lost = own, None
+        self._renewed = self._written = time.monotonic()
         _HELD[self._lock.lock_file] = self
 
     def _wait_for_owner(self, host: str) -> dict[str, Any] | None:
@@ -187,10 +189,13 @@ class Lease:
             if self._renewal is None or not self._renewal.is_alive():
                 self._renewal = _in_thread(self._renew, _PATIENCE_SECONDS if saving else 0.0)
         if self._lost is not None:
+            why = (
+                f" Another launch does that when a run has neither ended a batch nor saved for {STALE_SECONDS:.0f} "
+                f"seconds, for example because it is suspended or evaluates."
+            )
             raise FolderInUseError(
-                f"The run {self.run_name!r} no longer saves to {self.where!r}: {self._lost} has taken over the folder. "
-                f"Another launch does that when a run has neither ended a batch nor saved for {STALE_SECONDS:.0f} "
-                f"seconds, for example because it is suspended. Start this run again with another `save_folder`."
+                f"The run {self.run_name!r} no longer saves to {self.where!r}: {self._lost} has taken over the folder."
+                f"{'' if self._lost == _NEWER else why} Start this run again with another `save_folder`."
             )
 
     def _renew(self) -> None:
@@ -200,8 +205,12 @@ class Lease:
                 return
             try:
                 record = self._read()
-                if record is None or record.get("token") == own["token"]:
+                is_late = time.monotonic() - self._written > STALE_SECONDS
+                if record is None and is_late:  # the run that took it over has ended
+                    self._record, self._lost = None, "a run that has ended meanwhile"
+                elif record is None or record.get("token") == own["token"]:
                     self._write({**own, "renewed": time.time()})
+                    self._written = time.monotonic()
                 else:
                     self._record, self._lost = None, _describe(record)
             except Exception as error:  # noqa: BLE001 - if the folder cannot be read or written, the save says so

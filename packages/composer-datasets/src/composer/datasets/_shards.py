@@ -13,6 +13,7 @@ from uuid import uuid4
 import numpy as np
 
 INDEX = "index.json"  # written last: a folder without it is not complete
+VERSION = 2  # of the format; nothing else is read
 PLAN = "plan.json"  # written first: what an interrupted writer continues
 RECORD = np.dtype([("offset", "<u8"), ("size", "<u4"), ("label", "<i4"), ("height", "<u4"), ("width", "<u4")])
 """The fields of an image in a table."""

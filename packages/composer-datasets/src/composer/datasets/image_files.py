@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from composer.datasets._missing import missing_files, require
-from composer.datasets._shards import INDEX, PLAN, Shard, shard_name
+from composer.datasets._shards import INDEX, PLAN, VERSION, Shard, shard_name
 from composer.datasets.utils import pil_image, pil_image_collate
 from composer.utils import check_finite
 
@@ -172,8 +172,8 @@ class ImageFiles(Dataset[tuple[Any, int]]):
         self.classes: list[str] = index["classes"]
         self._length: int = index["images"]
         self._per_shard: int = index["shard_images"]
-        for number, size in enumerate(index["shards"]):
-            path = self.folder / shard_name(number)
+        for name, size in index["files"].items():
+            path = self.folder / name
             actual = path.stat().st_size if path.is_file() else None
             if actual != size:
                 state = "does not exist" if actual is None else f"has {actual:,} bytes"
@@ -287,9 +287,9 @@ def _read_index(folder: Path) -> dict[str, Any]:
             )
         raise missing_files("A folder of image files", [path], _COMMAND.format(folder=folder))
     index: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    if index.get("format") != "composer-image-files" or index.get("version") != 1:
+    if index.get("format") != "composer-image-files" or index.get("version") != VERSION:
         raise ValueError(
-            f"{str(path)!r} must be of the format 'composer-image-files', version 1, got {index.get('format')!r}, "
-            f"version {index.get('version')!r}. Upgrade composer-datasets, or write the folder again."
+            f"{str(path)!r} must be of the format 'composer-image-files', version {VERSION}, got "
+            f"{index.get('format')!r}, version {index.get('version')!r}. Upgrade composer-datasets, or write it again."
         )
     return index

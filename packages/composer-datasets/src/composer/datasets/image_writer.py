@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from composer.datasets._shards import INDEX, PARTIAL, PLAN, RECORD, durable, shard_name
+from composer.datasets._shards import INDEX, PARTIAL, PLAN, RECORD, VERSION, durable, shard_name
 from composer.utils import check_finite
 
 __all__ = ["ImageSource", "WriteOptions", "array_source", "folder_source", "write_image_files"]
@@ -141,12 +141,13 @@ def write_image_files(
     root = Path(folder).expanduser()
     plan = {
         "format": "composer-image-files",
-        "version": 1,
+        "version": VERSION,
         "images": count,
         "classes": list(source.classes),
         "shard_images": per_shard,
         "options": asdict(options),
         "source": source.fingerprint,
+        "labels": hashlib.sha256(np.asarray(source.labels, np.int64).tobytes()).hexdigest(),
     }
     _begin(root, plan)
     parts = [slice(first, first + per_shard) for first in range(0, count, per_shard)]
@@ -158,7 +159,8 @@ def write_image_files(
         for finished in (map if pool is None else pool.map)(_write_shard, *tasks, every):
             if progress is not None:
                 progress(finished)
-    _write_json(root / INDEX, {**plan, "shards": [path.stat().st_size for path in paths]})
+    written = [*paths, *(path.with_suffix(".npy") for path in paths)]
+    _write_json(root / INDEX, {**plan, "files": {path.name: path.stat().st_size for path in written}})
 
 
 def _begin(root: Path, plan: dict[str, Any]) -> None:
@@ -200,14 +202,14 @@ def _encode(image: Any, options: WriteOptions) -> tuple[bytes, int, int]:
     """Return the bytes to store, width and height."""
     from PIL import Image
 
-    data = b"" if isinstance(image, np.ndarray) else Path(image).read_bytes()
+    data = None if isinstance(image, np.ndarray) else Path(image).read_bytes()
     try:
-        picture: Any = Image.open(BytesIO(data)) if data else Image.fromarray(image)
+        picture: Any = Image.fromarray(image) if data is None else Image.open(BytesIO(data))
         picture.load()
     except OSError as error:
         raise ValueError(f"{str(image)!r} cannot be read as an image: {error}. Remove or replace it.") from error
     size = options.new_size(*picture.size)
-    if data and options.quality is None and size == picture.size:
+    if data is not None and options.quality is None and size == picture.size:
         return data, *size
     picture = picture.convert("RGB")
     if size != picture.size:

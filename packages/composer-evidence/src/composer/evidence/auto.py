@@ -142,7 +142,7 @@ def run_quick(runner: Runner, *, minutes: float = 5.0, methods: Sequence[str] | 
         methods: The methods to try. None: all declared ones that are installed.
 
     Returns:
-        A table in Markdown, with all methods that were not tried and the reasons.
+        A table in Markdown, with all methods that have no result, and why.
     """
     task, variant = runner.task, next(iter(runner.task.variants))
 
@@ -189,7 +189,7 @@ def run_quick(runner: Runner, *, minutes: float = 5.0, methods: Sequence[str] | 
     return (
         f"Rough, for {task.name}: nothing was tuned or confirmed, {_QUICK_SEEDS} runs against {_QUICK_CONTROLS} of "
         f"plain ({variant}) on the validation part. Measure what looks good.\n\n{markdown(head, rows)}\n"
-        f"Not tried:\n\n{missing}"
+        f"Without a result:\n\n{missing}"
     )
 
 

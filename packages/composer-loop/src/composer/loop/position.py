@@ -52,8 +52,8 @@ class Position:
         batches: Batches drawn from the loader.
         samples: Samples drawn by this rank; None: unknown.
         batch_size: The loader's batch size; None: unknown, or it varies.
-        num_untrained: The number of batches that remain in the loader when the epoch ends. Not 0 if the iteration began
-            in the middle of the epoch, which then has fewer batches than the loader.
+        num_untrained: The number of batches that remain in the loader when the epoch ends: those before the batch at
+            which the iteration began, if that was in the middle of the epoch.
         rng: The states of the global generators at the start of the iteration.
         generators: The states of the loader's generators at the start of the iteration.
         world_size: The number of ranks that share the data.

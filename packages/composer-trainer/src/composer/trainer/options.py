@@ -91,7 +91,7 @@ class Arguments(SimpleNamespace):
             )
 
 
-# The first letters of arguments of `Trainer` that have an effect only with one of others.
+# Arguments whose names begin so have an effect only with one of the others.
 _NEEDS: dict[str, tuple[str, ...]] = {
     "train_": ("train_dataloader",),
     "eval_": ("eval_dataloader",),

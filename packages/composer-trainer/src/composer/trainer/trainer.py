@@ -80,7 +80,7 @@ class Trainer(TrainerParts):
     """Trains a model with composed algorithms.
 
     Times are a number of epochs or a time string such as `"10ep"` or `"500ba"`; see `Time`. Integers may be of any
-    library (`np.int64(3)`). All arguments are checked before anything runs.
+    library (`np.int64(3)`). Arguments are checked before anything runs.
 
     Args:
         model: A `ComposerModel`; any module, with `loss`; or a model of transformers or peft, if composer-huggingface
@@ -206,7 +206,7 @@ class Trainer(TrainerParts):
 
     Raises:
         ValueError: An argument has an invalid value; the message says what to do.
-        TypeError: An argument has an invalid type. One error names all arguments whose own type or range is wrong.
+        TypeError: An argument has an invalid type. One error names all that are wrong by themselves.
         FolderInUseError: Another process saves the same files to `save_folder`; see `CheckpointSaver`.
 
     Warns:
@@ -400,7 +400,7 @@ class Trainer(TrainerParts):
             self._position.replace_loader()
         settings.set_duration(arguments.duration, arguments.scale_schedule_ratio, begun)
         complete = ended or progress.restore_if_complete()
-        # A call that is skipped sets these, too: the next call keeps each of them if it does not get a new one.
+        # Also in a call that is skipped, since the next call keeps what it is not given anew.
         settings.change_evaluation(arguments)
         if arguments.schedulers is not None:
             settings.set_schedulers(arguments.schedulers, arguments)
