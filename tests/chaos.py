@@ -70,6 +70,7 @@ class Run:
         collate: Any = captioned if has_text else None
         training = noise(8 * LENGTH, Compose([RandomHorizontalFlip(), ToTensor()]))
         without = WITHOUT_LOGITS & set(self.names)
+        end = 1.0 if "ScheduleFree" in self.names else 0.0  # it refuses rates that fall
         model = EvaluatedCaptioned() if without else MeasuredCaptioned() if has_text else Measured()
         return Trainer(
             model=model,
@@ -78,7 +79,7 @@ class Run:
             eval_interval="3ba",
             max_duration=f"{BATCHES}ba",
             optimizers=torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
-            schedulers=LinearWithWarmupScheduler("3ba", scale_warmup=True),
+            schedulers=LinearWithWarmupScheduler("3ba", scale_warmup=True, alpha_f=end),
             algorithms=[make(name, keys, arguments_of(name)) for name in self.names],
             precision=Precision.AMP_BF16 if is_lower else Precision.FP32,
             progress_bar=False,
