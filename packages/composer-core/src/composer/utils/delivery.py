@@ -120,7 +120,10 @@ def call_in_time(call: Callable[[], T], timeout: float, what: str) -> T:
     except RuntimeError:  # the interpreter is shutting down
         return call()
     if not wait([result], timeout).done:
-        raise TimeoutError(f"{what} has not ended in {timeout:.3g} seconds. Is the service reachable?")
+        raise TimeoutError(
+            f"{what} has not ended in {timeout:.3g} seconds. Check that the service runs and can be reached, or pass a "
+            f"larger `delivery_timeout`."
+        )
     return result.result()
 
 
