@@ -193,7 +193,7 @@ def trained(config: Any = None, **kwargs: Any) -> dict[str, Any]:
     trainer = make(config, callbacks=[losses, *kwargs.pop("callbacks", ())], **kwargs)
     trainer.fit()
     state = trainer.state
-    trainer._parallel.broadcast_buffers(trainer._model)  # those of rank 0 are saved and evaluated
+    trainer._strategy.broadcast_buffers(trainer._model)  # those of rank 0 are saved and evaluated
     metrics = {
         f"{label}/{name}": float(metric.compute())
         for label, metrics in {"train": state.train_metrics, **state.eval_metrics}.items()

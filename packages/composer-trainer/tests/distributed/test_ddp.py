@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import re
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,13 +14,13 @@ import torch
 from torchmetrics import CatMetric, MeanSquaredError, SumMetric
 
 from composer.core import Algorithm, DataSpec, Event, State
+from composer.devices import DeviceCPU
 from composer.distributed import DDPSyncStrategy, ddp_sync_context, prepare_ddp_module
 from composer.distributed.ddp import exchange, reduce_gradients
 from composer.models import ComposerModel
 from composer.testing import deep_compare, run_on_ranks
-from composer.trainer import Trainer
+from composer.trainer import DataParallel, RankStrategy, Trainer
 from composer.trainer.precision import ClosureGradScaler
-from composer.trainer.ranks import DataParallel
 from composer.utils import dist
 
 BATCHES = 4
@@ -124,14 +126,32 @@ def trained(part: slice | None, dict_loss: bool = False, **kwargs: Any) -> dict[
 
 
 STRATEGIES = ("single_auto_sync", "multi_auto_sync", "forced_sync")
+
+
+def from_readme() -> Any:
+    """Return the strategy that the README shows."""
+    text = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    found = re.search(r"^class AverageByHand.*?(?=\n\n\n)", text, re.MULTILINE | re.DOTALL)
+    assert found is not None
+    names = {"torch": torch, "RankStrategy": RankStrategy}
+    exec(found[0], names)  # noqa: S102
+    return names["AverageByHand"]
+
+
+def run_by(strategy: str) -> dict[str, Any]:
+    """Return the arguments of a `Trainer` that averages gradients when `strategy` says."""
+    own = {"after the passes": RankStrategy, "of the README": from_readme()}
+    return {"parallelism_config": own[strategy]()} if strategy in own else {"ddp_sync_strategy": strategy}
+
+
 CASES: dict[str, tuple[Parts, dict[str, Any]]] = {
     "even": (EVEN, {}),
     "dict loss": (EVEN, {"dict_loss": True, "device_train_microbatch_size": 2}),
     "Adam": (EVEN, {"optimizer": torch.optim.Adam}),
     "tokens": (UNEVEN, {"accumulate_train_batch_on_tokens": True, "device_train_microbatch_size": 3}),
     **{
-        f"{name} {strategy}": (parts, {"ddp_sync_strategy": strategy, "device_train_microbatch_size": size})
-        for strategy in STRATEGIES
+        f"{name} {strategy}": (parts, {**run_by(strategy), "device_train_microbatch_size": size})
+        for strategy in (*STRATEGIES, "after the passes", "of the README")
         for name, parts, size in (("one part", EVEN, 3), ("three parts", EVEN, 1), ("uneven", UNEVEN, 1))
     },
 }
@@ -168,7 +188,8 @@ def all_cases() -> dict[str, Any]:
 
 @pytest.mark.parametrize("case", CASES)
 def test_two_ranks_with_parts_of_the_batch_match_one_with_the_whole(case: str, ranks: Ranks) -> None:
-    kwargs = {k: v for k, v in CASES[case][1].items() if k not in ("ddp_sync_strategy", "device_train_microbatch_size")}
+    only_on_ranks = ("ddp_sync_strategy", "parallelism_config", "device_train_microbatch_size")
+    kwargs = {key: value for key, value in CASES[case][1].items() if key not in only_on_ranks}
     expected = trained(None, **kwargs)
 
     first, second = ranks("all_cases")
@@ -315,10 +336,14 @@ def test_wrapping_needs_a_process_group() -> None:
 # ---- passes without exchange
 
 
-def two_passes() -> dict[str, torch.Tensor]:
-    trainer = make(batches_of(EVEN[dist.get_global_rank()])[:1], max_duration="1ba", optimizer=TwoPasses)
-    trainer.fit()
-    return weights_of(trainer)
+def two_passes() -> list[dict[str, torch.Tensor]]:
+    weights = []
+    for strategy in ("single_auto_sync", "after the passes"):
+        batches = batches_of(EVEN[dist.get_global_rank()])[:1]
+        trainer = make(batches, max_duration="1ba", optimizer=TwoPasses, **run_by(strategy))
+        trainer.fit()
+        weights.append(weights_of(trainer))
+    return weights
 
 
 def test_a_first_pass_without_exchange_uses_the_gradient_of_the_rank(ranks: Ranks) -> None:
@@ -333,7 +358,8 @@ def test_a_first_pass_without_exchange_uses_the_gradient_of_the_rank(ranks: Rank
         weight.data -= 0.1 * (first + second) / 2
 
     for weights_on_rank in ranks("two_passes"):
-        deep_compare(model.state_dict(), weights_on_rank, atol=1e-10, rtol=1e-10)
+        for weights in weights_on_rank:
+            deep_compare(model.state_dict(), weights, atol=1e-10, rtol=1e-10)
 
 
 # ---- loaders and samplers
@@ -579,7 +605,8 @@ def test_ranks_agree_on_the_run_and_refuse_together(ranks: Ranks) -> None:
 
 def host_values() -> dict[str, Any]:
     rank = dist.get_global_rank()
-    parallel = DataParallel(None, 60.0)
+    parallel = DataParallel()
+    parallel.connect(DeviceCPU(), 60.0)
     metrics = [SumMetric(), CatMetric(), object(), SumMetric(dist_sync_fn=dist.all_gather)]
     parallel.prepare_metrics(metrics)
     return {

@@ -192,7 +192,7 @@ def dtypes() -> dict[str, Any]:
                 {"fsdp": {"mixed_precision": policy}}, model=model, train_dataloader=loader, precision=precision
             )
             trainer.fit(duration="1ba")
-            groups = [unit._get_fsdp_state()._fsdp_param_group for unit in trainer._parallel._units]
+            groups = [unit._get_fsdp_state()._fsdp_param_group for unit in trainer._strategy._units]
             reduced = {g._reduce_dtype or model.net.seen for g in groups}
             kept = {p.dtype for p in model.parameters()}
             found[f"{precision} {policy if isinstance(policy, str) else 'dict'}"] = model.net.seen, reduced, kept
@@ -222,7 +222,7 @@ def units() -> dict[str, Any]:
         model = filled(Regression(net, own=False))
         change(model.net)
         trainer = make(config, model=model)
-        found = [name for name, module in model.named_modules() if module in trainer._parallel._units]
+        found = [name for name, module in model.named_modules() if module in trainer._strategy._units]
         trainer.close()
         return found
 

@@ -15,16 +15,18 @@ import torch
 from torchmetrics import MeanSquaredError
 
 from composer.core import Algorithm, Callback, DataSpec, Evaluator, Event, State
+from composer.devices import DeviceCPU
 from composer.models import ComposerModel
 from composer.testing import deep_compare, run_on_ranks
 from composer.trainer import Trainer, construction
 from composer.trainer.construction import RunSettings
+from composer.trainer.data_parallel import DataParallel
 from composer.trainer.microbatch import MicrobatchSearch
 from composer.trainer.options import Arguments
-from composer.trainer.ranks import DataParallel
+from composer.trainer.sharded import ShardedParallel
 from composer.utils import dist
 from composer.utils.misc import get_free_tcp_port
-from composer.utils.parallelism import FSDP2Config
+from composer.utils.parallelism import FSDP2Config, ParallelismConfig
 
 BATCHES, TIMEOUT = 3, 60.0
 X = torch.randn(BATCHES, 8, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -273,18 +275,23 @@ def test_ranks_that_search_train_like_ranks_that_knew_the_size(case: str, ranks:
     assert first["told"][-1].endswith(f"to {model.get('limit', 2)} on all ranks.")
 
 
+def connected() -> DataParallel:
+    strategy = DataParallel()
+    strategy.connect(DeviceCPU(), TIMEOUT)
+    return strategy
+
+
 def failures() -> dict[str, str]:
     def fit(**model: Any) -> str:
         return error_of(make(Hungry("forward", 0, **model), auto=True).fit)
 
     def synchronised() -> None:
         model = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.SyncBatchNorm(1))
-        MicrobatchSearch(State(model=model), DataParallel(None, TIMEOUT)).check()
+        MicrobatchSearch(State(model=model), connected()).check()
 
     def sharded() -> None:
-        state = State(model=(model := Hungry()))
-        state.fsdp_config = FSDP2Config()
-        settings = RunSettings(state, model, DataParallel(None, TIMEOUT))
+        config = ParallelismConfig(fsdp=FSDP2Config())
+        settings = RunSettings(State(model=(model := Hungry())), model, ShardedParallel(config))
         options = Arguments(
             train_dataloader=DataSpec(batches_of(HALVES[0])),
             train_dataloader_label="train",
@@ -348,7 +355,7 @@ def thrashing() -> list[tuple[float | None, list[str]]]:
     results = []
     for samples in (4, 1):
         state = State(model=torch.nn.Linear(1, 1), device_train_microbatch_size=4)
-        search = MicrobatchSearch(state, DataParallel(None, TIMEOUT))
+        search = MicrobatchSearch(state, connected())
         search._thrashing = Tight(dist.get_global_rank() == 1)  # type: ignore[assignment]
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
@@ -412,7 +419,7 @@ def eval_failures() -> list[str]:
         trainer = make(Hungry("evaluation", 0, error=error), eval_dataloader=evaluator_of("auto"))
         errors.append(error_of(trainer.eval))
     trainer = make(Hungry(), eval_dataloader=evaluator_of("auto"))
-    trainer.state.fsdp_config = FSDP2Config()
+    trainer._strategy.collective_forward = True
     errors.append(error_of(trainer.eval))
     return errors
 

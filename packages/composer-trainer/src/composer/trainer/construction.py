@@ -54,10 +54,11 @@ from composer.loop.position import LoaderPosition
 from composer.models import ComposerModel
 from composer.models.module_with_loss import ModuleWithLoss, as_composer_model, user_model_name
 from composer.optim import compile_composer_scheduler, scale_pytorch_scheduler
+from composer.trainer.data_parallel import DataParallel
 from composer.trainer.evaluation import Evaluation
 from composer.trainer.history import RunHistory
 from composer.trainer.metrics import TrainMetrics
-from composer.trainer.microbatch import check_not_sharded
+from composer.trainer.microbatch import check_local_forward
 from composer.trainer.optimizers import (
     OptimizerFactory,
     build_optimizers,
@@ -67,8 +68,8 @@ from composer.trainer.optimizers import (
 )
 from composer.trainer.options import Arguments, described, is_function
 from composer.trainer.precision import ClosureGradScaler
-from composer.trainer.ranks import DataParallel, SingleProcess
 from composer.trainer.remote_files import RemoteFiles, check_uris
+from composer.trainer.strategy import Strategy
 from composer.utils import (
     dist,
     ensure_tuple,
@@ -119,7 +120,7 @@ class TrainerParts:
         self._build_engine(arguments)
         optimizers, schedulers = self._run_init(arguments)
         # After INIT, where algorithms may replace the model and its metrics, and scale the length of the run.
-        settings = self._settings = RunSettings(self.state, self._model, self._parallel)
+        settings = self._settings = RunSettings(self.state, self._model, self._strategy)
         settings.set_train_data(arguments)
         if arguments.eval_dataloader is not None:
             settings.set_evaluators(arguments)
@@ -138,7 +139,7 @@ class TrainerParts:
             self._evaluation.modes.check()
         # Module surgery has drawn random numbers; reseed, so that training is the same whatever the algorithms.
         reproducibility.seed_all(self.state.seed)
-        self.state.model = self._parallel.wrap(self.state.model, self.state.algorithms)
+        self.state.model = self._strategy.wrap(self.state.model, self.state.algorithms)
         if compile_config is not None:
             self._compile_model(compile_config)
 
@@ -193,19 +194,20 @@ class TrainerParts:
         )
         device = get_device() if arguments.device is None else arguments.device
         precision = resolve_precision(arguments.precision, device)
-        parallel = self._parallel = _connect_ranks(device, arguments)
+        strategy = self._strategy = _strategy_of(arguments)
+        _connect(strategy, device, arguments.dist_timeout)
         optimizers = [] if is_function(arguments.optimizers) else build_optimizers(model, arguments.optimizers)
         if arguments.deterministic_mode:
             reproducibility.configure_deterministic_mode()
         # All ranks have the same name and seed, so that module surgery makes the same choices everywhere.
-        largest = reproducibility.MAX_SEED - (parallel.world_size - 1)
+        largest = reproducibility.MAX_SEED - (strategy.world_size - 1)
         drawn = reproducibility.get_random_seed() % (largest + 1) if arguments.seed is None else arguments.seed
         name = generate_run_name() if arguments.run_name is None else arguments.run_name
-        run_name, seed = parallel.broadcast((name, drawn))
+        run_name, seed = strategy.broadcast((name, drawn))
         if not 0 <= seed <= largest:
             raise ValueError(f"`seed` must be from 0 to {largest}, so that every rank gets one, got {seed!r}.")
         reproducibility.seed_all(seed)
-        model_on_device = parallel.place(model, device)
+        model_on_device = strategy.place(model, device)
         for optimizer in optimizers:
             device.optimizer_to_device(optimizer)
         algorithms = arguments.algorithms or ()
@@ -222,7 +224,7 @@ class TrainerParts:
             algorithms=algorithms,
             save_metrics=arguments.save_metrics,
         )
-        parallel.describe_sharding(self.state)
+        strategy.describe_sharding(self.state)
         self.accumulate_train_batch_on_tokens = arguments.accumulate_train_batch_on_tokens
         self._compile_step_config = compile_config if arguments.compile_step else None
         self.local_hparams: dict[str, Any] = {}
@@ -260,7 +262,7 @@ class TrainerParts:
             is_remote = isinstance(name, str) and is_uri(name)
             if is_remote and not any(callable(serves) and serves(name) is True for serves in uploaders):
                 uris.append(name)
-        if uris or self._parallel.world_size > 1:
+        if uris or self._strategy.world_size > 1:
             check_uris(uris, state.run_name)
         if uris:
             destinations.append(RemoteFiles(uris))
@@ -297,12 +299,12 @@ class TrainerParts:
         if self.logger.destinations:
             self._log_launch()
         state.train_metrics = dict(copy.deepcopy(self._model.get_metrics(is_train=True)))
-        self._parallel.prepare_metrics(state.train_metrics.values())
-        defer = self._parallel.world_size == 1
-        self._metrics = TrainMetrics(state, self._model, defer, self._parallel.reshard)
+        self._strategy.prepare_metrics(state.train_metrics.values())
+        defer = self._strategy.world_size == 1
+        self._metrics = TrainMetrics(state, self._model, defer, self._strategy.reshard)
         self._history = RunHistory()
         driver = Driver(self.engine)
-        self._evaluation = Evaluation(state, driver, self.logger, self._model, self._parallel, self._history)
+        self._evaluation = Evaluation(state, driver, self.logger, self._model, self._strategy, self._history)
         self._evaluation.modes.eval()  # the mode outside `fit`
         return optimizers, schedulers
 
@@ -328,7 +330,7 @@ class TrainerParts:
 
     def _load(self, arguments: Arguments) -> None:
         """Shard the model among ranks and load the requested checkpoint."""
-        state, parallel, saver = self.state, self._parallel, self._checkpoint_saver
+        state, strategy, saver = self.state, self._strategy, self._checkpoint_saver
         self._position = LoaderPosition(state, self._metrics, spin=arguments.spin_dataloaders)
         # Created before the checkpoint is loaded, because `RunProgress` records the arguments of this launch.
         progress = self._progress = state.resumption = RunProgress(
@@ -336,7 +338,7 @@ class TrainerParts:
         )
         newest: tuple[str, str] | None = None  # what to load, perhaps a downloaded copy, and the checkpoint's own path
         run_name, path = state.run_name, ""
-        with parallel.report_lost_ranks(), ExitStack() as downloads:
+        with strategy.report_lost_ranks(), ExitStack() as downloads:
             if arguments.autoresume and saver is not None:
                 newest = find_checkpoint(saver, state, self.logger.destinations, arguments.load_progress_bar, downloads)
                 saver.continues = True  # files of other runs have been rejected
@@ -354,13 +356,13 @@ class TrainerParts:
                     strict_model_weights=arguments.load_strict_model_weights,
                     progress_bar=arguments.load_progress_bar,
                     algorithm_passes=arguments.algorithm_passes,
-                    shard=lambda: parallel.shard(state),
+                    shard=lambda: strategy.shard(state),
                 )
             elif arguments.load_path is not None:
                 path = os.path.expanduser(arguments.load_path)
                 self._load_checkpoint(path, arguments)
             else:
-                parallel.shard(state)
+                strategy.shard(state)
         if path:
             state.run_name, state.load_path, now = run_name, path, state.timestamp
             run = f"The run, at epoch {now.epochs} and batch {now.batches},"
@@ -376,7 +378,7 @@ class TrainerParts:
             model.logger = self.logger
             # The state already has the metrics of the new model, perhaps with loaded values, so they are kept.
             for metrics in (state.train_metrics, *state.eval_metrics.values()):
-                parallel.prepare_metrics(metrics.values())
+                strategy.prepare_metrics(metrics.values())
             self._metrics.set_model(model)
         if self.logger.destinations:  # not before, because loading may change the seed
             self.logger.log_hyperparameters({"rank_zero_seed": state.rank_zero_seed})
@@ -397,7 +399,7 @@ class TrainerParts:
             arguments.load_ignore_keys,
             arguments.load_exclude_algorithms,
             arguments.algorithm_passes,
-            shard=lambda: self._parallel.shard(state),
+            shard=lambda: self._strategy.shard(state),
         )
         if self._branch_duration is not None and state.run_name == run_name:
             raise ValueError(
@@ -452,16 +454,43 @@ def resolve_precision(precision: Precision | None, device: Device) -> Precision:
     return precision
 
 
-def _connect_ranks(device: Device, arguments: Arguments) -> SingleProcess:
-    """Return the ranks of the run; initialize the process group if there is more than one process.
+def _strategy_of(arguments: Arguments) -> Strategy:
+    """Return what runs the steps; nothing is connected yet.
 
     Raises:
+        ValueError: `ddp_sync_strategy` is given with a strategy that has no such choice, or the strategy refuses
+            algorithms; all are named.
+    """
+    config, sync = arguments.parallelism_config, arguments.ddp_sync_strategy
+    if isinstance(config, Strategy):
+        name = type(config).__name__
+        if sync is not None:
+            raise ValueError(
+                f"`ddp_sync_strategy` must not be given with `parallelism_config={name}(...)`, which decides itself "
+                f"when gradients are averaged. Leave it out."
+            )
+        refused = {type(each).__name__: config.refusal(each) for each in arguments.algorithms or ()}
+        reasons = [f"`{algorithm}`: {reason}" for algorithm, reason in refused.items() if reason is not None]
+        if reasons:
+            raise ValueError(f"`algorithms` cannot all run with {name}. {' '.join(reasons)}")
+        return config
+    if config is not None:
+        from composer.trainer.sharded import ShardedParallel  # slow to import
+
+        return ShardedParallel(config, sync)
+    return Strategy() if dist.get_world_size() == 1 else DataParallel(sync)
+
+
+def _connect(strategy: Strategy, device: Device, seconds: float) -> None:
+    """Initialize the process group and connect the strategy to it; one process with the whole model needs neither.
+
+    Raises:
+        ValueError: The strategy is one for another number of ranks.
         RuntimeError: Environment variables to reach the other ranks are missing, the device has no backend, or the
             process group exists with another backend.
     """
-    config, strategy, seconds = arguments.parallelism_config, arguments.ddp_sync_strategy, arguments.dist_timeout
-    if dist.get_world_size() == 1 and config is None:
-        return SingleProcess()
+    if type(strategy) is Strategy and dist.get_world_size() == 1:
+        return
     missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
     if missing and dist.get_world_size() > 1 and not dist.is_initialized():
         raise RuntimeError(
@@ -475,11 +504,13 @@ def _connect_ranks(device: Device, arguments: Arguments) -> SingleProcess:
     atexit.register(_release_last_exchange)
     if owns_group:
         atexit.register(_destroy_group, torch.distributed.group.WORLD)
-    if config is None:
-        return DataParallel(strategy, seconds)
-    from composer.trainer.sharded import ShardedParallel  # slow to import
-
-    return ShardedParallel(config, device, strategy, seconds)
+    strategy.connect(device, seconds)
+    if strategy.world_size != dist.get_world_size():
+        raise ValueError(
+            f"`parallelism_config` must be a strategy for all {dist.get_world_size()} ranks, but "
+            f"{type(strategy).__name__} has `world_size={strategy.world_size}`. Derive it from "
+            f"`composer.trainer.RankStrategy`, and call `super().connect(...)`."
+        )
 
 
 def _release_last_exchange() -> None:
@@ -644,7 +675,7 @@ class RunSettings:
     Args:
         state: The run's state.
         model: The user's model, which provides the metrics.
-        parallel: The ranks of the run.
+        strategy: Runs the steps of all ranks.
 
     Attributes:
         train_spec: The training data; None: not given yet.
@@ -653,8 +684,8 @@ class RunSettings:
         default_microbatch_size: The `batch_size` of the loader, if the user requests no size; see `BatchTrainer`.
     """
 
-    def __init__(self, state: State, model: ComposerModel, parallel: SingleProcess) -> None:
-        self.state, self.model, self.parallel = state, model, parallel
+    def __init__(self, state: State, model: ComposerModel, strategy: Strategy) -> None:
+        self.state, self.model, self.strategy = state, model, strategy
         self.train_spec: DataSpec | None = None
         self.train_label = "train"
         self.step_every_batch = True
@@ -686,7 +717,7 @@ class RunSettings:
         if is_new or arguments.device_train_microbatch_size is not None:
             self._set_microbatch_size(arguments.device_train_microbatch_size)
         if is_new:
-            self.parallel.check_loader(spec.dataloader, "train_dataloader")
+            self.strategy.check_loader(spec.dataloader, "train_dataloader")
             pin_batches(spec.dataloader, state.device)
             trained = [parameter.requires_grad for parameter in self.model.parameters()]
             if trained and True not in trained:
@@ -704,7 +735,7 @@ class RunSettings:
             subset = -1 if length is None else length
         state.set_dataloader(self.train_spec.dataloader, self.train_label, subset)
         local = None if state.dataloader_len is None else state.dataloader_len.value
-        shortest = self.parallel.min_length(local)
+        shortest = self.strategy.min_length(local)
         if shortest is not None and shortest != local:
             state.dataloader_len = shortest
 
@@ -720,7 +751,7 @@ class RunSettings:
                     "`profiler` cannot be used with `device_train_microbatch_size='auto'`: it would measure the "
                     "search. Give a number."
                 )
-            check_not_sharded("device_train_microbatch_size", state)
+            check_local_forward("device_train_microbatch_size", self.strategy)
             if state.device.name != "gpu":
                 raise ValueError("`device_train_microbatch_size='auto'` needs a GPU: it searches what fits its memory.")
             if spec is not None and size is None:
@@ -823,13 +854,13 @@ class RunSettings:
         for evaluator in evaluators:
             evaluator._inherit(eval_interval=interval, subset_num_batches=subset)
             loader = evaluator.dataloader.dataloader
-            self.parallel.check_loader(loader, "eval_dataloader")
+            self.strategy.check_loader(loader, "eval_dataloader")
             pin_batches(loader, self.state.device)
             if evaluator.subset_num_batches == -1:
                 advice = "Pass the number of batches per evaluation: `eval_subset_num_batches=...`."
                 check_ends("eval_dataloader", loader, advice)
             metrics = copy.deepcopy(self.model.get_metrics(is_train=False))
-            self.parallel.prepare_metrics(metrics.values())
+            self.strategy.prepare_metrics(metrics.values())
             self.state.eval_metrics[evaluator.label] = evaluator.select_metrics(metrics)
         return evaluators
 

@@ -25,7 +25,7 @@ from composer.trainer.history import RunHistory
 from composer.trainer.metrics import move_metrics
 from composer.trainer.microbatch import adjust_device_eval_microbatch_size, eval_search, is_cuda_oom
 from composer.trainer.optimizers import OptimizerModes
-from composer.trainer.ranks import SingleProcess
+from composer.trainer.strategy import Strategy
 from composer.utils import dist, model_eval_mode
 from composer.utils.html import heat_map, table
 
@@ -38,7 +38,7 @@ class Evaluation:
         driver: Announces the events.
         logger: Receives the metrics.
         model: The user's model, unwrapped.
-        parallel: The ranks of the run.
+        strategy: Runs the steps of all ranks.
         history: Receives the metrics, for `Trainer.plot`.
 
     Attributes:
@@ -51,12 +51,12 @@ class Evaluation:
         driver: Driver,
         logger: Logger,
         model: ComposerModel,
-        parallel: SingleProcess,
+        strategy: Strategy,
         history: RunHistory,
     ) -> None:
         self._history = history
-        self.state, self.driver, self.logger, self.model, self.parallel = state, driver, logger, model, parallel
-        self._forward_pass = ForwardPass(self._outputs_of, state, parallel, fp8=False)
+        self.state, self.driver, self.logger, self.model, self.strategy = state, driver, logger, model, strategy
+        self._forward_pass = ForwardPass(self._outputs_of, state, strategy, fp8=False)
         self.modes = OptimizerModes(state)
         # The batch at which each evaluator last ran in `fit`, by label: in this process, and in the one that saved.
         self.evaluated_at: dict[str, int] = {}
@@ -112,7 +112,7 @@ class Evaluation:
                 )
         state.evaluators = [*own, *extra]
         try:
-            with self.parallel.report_lost_ranks():
+            with self.strategy.report_lost_ranks():
                 self.driver.begin_evaluations(is_standalone=True)
                 results = self.run(extra or own, subset)
                 self.driver.end_evaluations(is_standalone=True)
@@ -143,7 +143,7 @@ class Evaluation:
         with active_dataloader(state, spec.dataloader, evaluator.label, subset):
             self.driver.begin_evaluation()
             # Every rank evaluates the buffers that are saved. Not earlier: EVAL_START may have swapped weights.
-            self.parallel.broadcast_buffers(self.model)
+            self.strategy.broadcast_buffers(self.model)
             metrics = state.eval_metrics[evaluator.label]
             move_metrics(metrics, state.device)
             for metric in metrics.values():
@@ -151,7 +151,7 @@ class Evaluation:
             set_epoch(spec.dataloader, state.timestamp.batches)
             tail, self._lap_start = PaddingDetector(spec.dataloader), time.perf_counter()
             searches = evaluator.auto_microbatching
-            with eval_search(evaluator, state, self.parallel) if searches else self._forward_pass:
+            with eval_search(evaluator, state, self.strategy) if searches else self._forward_pass:
                 for batch in itertools.islice(spec.dataloader, state.dataloader_limit):
                     self._eval_batch(evaluator, batch, metrics, tail)
             if not state.eval_timestamp.batches and not tail.found:
@@ -175,7 +175,7 @@ class Evaluation:
         if tail.ends_batch(samples):
             samples -= 1
             if not samples:
-                if self.parallel.collective_forward:
+                if self.strategy.collective_forward:
                     self._forward_pass.set_filler(spec.microbatch_transforms(state.device.batch_to_device(batch)))
                 return
             batch = spec.split_batch(batch, samples)[0]
@@ -239,7 +239,7 @@ def predict(
     spec: DataSpec,
     subset_num_batches: int,
     return_outputs: bool,
-    parallel: SingleProcess,
+    strategy: Strategy,
     modes: OptimizerModes,
 ) -> list[Any]:
     """Run the model over a loader, in eval mode and without gradients.
@@ -250,20 +250,20 @@ def predict(
         spec: The data.
         subset_num_batches: The number of batches to use; -1: until the loader ends.
         return_outputs: Return the outputs.
-        parallel: The ranks of the run.
+        strategy: Runs the steps of all ranks.
         modes: Switches the modes of schedule-free optimizers.
 
     Returns:
         The outputs of each batch, on the CPU; an empty list without `return_outputs`.
     """
-    parallel.check_loader(spec.dataloader, "dataloader")
+    strategy.check_loader(spec.dataloader, "dataloader")
     outputs: list[Any] = []
     # DDP broadcasts buffers in every forward pass, and ranks may have different numbers of batches.
     model: Any = state.model.module if state.is_model_ddp else state.model
-    cpu, forward = DeviceCPU(), ForwardPass(model, state, parallel)
+    cpu, forward = DeviceCPU(), ForwardPass(model, state, strategy)
     with (
         # Ranks with an unsharded model may predict alone.
-        parallel.report_lost_ranks() if parallel.collective_forward else nullcontext(),
+        strategy.report_lost_ranks() if strategy.collective_forward else nullcontext(),
         keep_global_states(),
         torch.no_grad(),
         model_eval_mode(state.model),
@@ -304,24 +304,24 @@ class ForwardPass:
     Args:
         forward: Computes the outputs of a batch on the device.
         state: The run's state.
-        parallel: The ranks of the run.
+        strategy: Runs the steps of all ranks.
         fp8: Allow FP8.
     """
 
-    def __init__(self, forward: Callable[[Any], Any], state: State, parallel: SingleProcess, fp8: bool = True) -> None:
-        self._forward, self._state, self._parallel, self._fp8 = forward, state, parallel, fp8
+    def __init__(self, forward: Callable[[Any], Any], state: State, strategy: Strategy, fp8: bool = True) -> None:
+        self._forward, self._state, self._strategy, self._fp8 = forward, state, strategy, fp8
         self._filler = _NO_BATCH  # the batch that is repeated when this rank has no other
 
     def __enter__(self) -> ForwardPass:
-        self._parallel.reshard()  # the weights may have changed since
+        self._strategy.reshard()  # the weights may have changed since
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        if kind is None and self._parallel.collective_forward:
+        if kind is None and self._strategy.collective_forward:
             while self._any_has_batch(False):
                 self._run(self._filler)
             self._filler = _NO_BATCH
-        self._parallel.reshard()
+        self._strategy.reshard()
 
     def __call__(self, batch: Any) -> Any:
         """Return the outputs for a batch on the device.
@@ -329,7 +329,7 @@ class ForwardPass:
         Raises:
             RuntimeError: Another rank has no batch at all.
         """
-        if self._parallel.collective_forward:
+        if self._strategy.collective_forward:
             self.set_filler(batch)
             self._any_has_batch(True)
         return self._run(batch)
@@ -340,7 +340,7 @@ class ForwardPass:
 
     def _any_has_batch(self, has_batch: bool) -> bool:
         """Return True if any rank still has a batch."""
-        ranks = self._parallel.all_gather((has_batch, self._filler is _NO_BATCH))
+        ranks = self._strategy.all_gather((has_batch, self._filler is _NO_BATCH))
         result = any(has for has, _ in ranks)
         if result and any(no_filler for _, no_filler in ranks):
             raise RuntimeError(

@@ -17,9 +17,9 @@ from composer.loop.failed_step import describe_failed_step
 from composer.loop.position import LoaderPosition, set_epoch
 from composer.trainer.evaluation import Evaluation
 from composer.trainer.history import RunHistory
-from composer.trainer.ranks import SingleProcess
 from composer.trainer.signals import Interruption
 from composer.trainer.step import BatchTrainer
+from composer.trainer.strategy import Strategy
 from composer.utils import dist
 from composer.utils.interval_scheduler import check_has_tokens
 
@@ -83,7 +83,7 @@ class FitLoop:
         batches: Trains one batch.
         position: Iterates the training loader.
         evaluation: Runs the evaluators that are due.
-        parallel: The ranks of the run.
+        strategy: Runs the steps of all ranks.
         step_every_batch: Step schedulers after every batch, otherwise after every epoch.
         interruption: Receives SIGTERM and SIGINT.
         length: The `max_duration` that the checkpoint of this fit has saved, which replaces the current one. None: keep
@@ -100,7 +100,7 @@ class FitLoop:
         batches: BatchTrainer,
         position: LoaderPosition,
         evaluation: Evaluation,
-        parallel: SingleProcess,
+        strategy: Strategy,
         step_every_batch: bool,
         interruption: Interruption,
         length: str | None,
@@ -109,10 +109,10 @@ class FitLoop:
         self.state, self.driver, self.logger = state, driver, logger
         self.data_spec, self.batches, self.position = data_spec, batches, position
         self.metrics = batches.metrics
-        self.evaluation, self.parallel = evaluation, parallel
+        self.evaluation, self.strategy = evaluation, strategy
         self.step_every_batch, self.interruption = step_every_batch, interruption
         self._schedulers, self._evaluators = state.schedulers, state.evaluators  # lists that stay the same objects
-        self._is_distributed = parallel.world_size > 1
+        self._is_distributed = strategy.world_size > 1
         self._lap_start = time.perf_counter()
         self._limit, self._length = state.max_duration, length  # the limit is the same on all ranks
         self._stopped_elsewhere = False  # another rank has to stop training
@@ -125,7 +125,7 @@ class FitLoop:
     def run(self) -> None:
         """Train until `state.max_duration`."""
         state = self.state
-        with self.interruption, self.parallel.report_lost_ranks():
+        with self.interruption, self.strategy.report_lost_ranks():
             for algorithm in state.algorithms:
                 self.logger.log_hyperparameters({f"enabled_algorithms/{type(algorithm).__name__}": True})
             self.driver.begin_fit()
@@ -212,7 +212,7 @@ class FitLoop:
             batch = next(iterator, _END)
             finished = batch is _END
             if self._is_distributed:
-                finished, self._stopped_elsewhere = self.parallel.any_finished(finished)
+                finished, self._stopped_elsewhere = self.strategy.any_finished(finished)
             if self._stopped_elsewhere:
                 self._stop()
                 # The batch was drawn before the other rank stopped; the next `fit` trains it.
@@ -228,9 +228,9 @@ class FitLoop:
         if not state.is_over():
             self._limit = state.max_duration  # it is extended on every rank
             return False
-        if self.parallel.world_size > 1 and not state.is_over(self._limit):
+        if self.strategy.world_size > 1 and not state.is_over(self._limit):
             # Perhaps only this rank has to stop; the others learn it in the next `any_finished` all-reduce.
-            self.parallel.any_finished(False, stopped=True)
+            self.strategy.any_finished(False, stopped=True)
             self._stop()
         return True
 
@@ -251,7 +251,7 @@ class FitLoop:
         now = time.perf_counter()
         lap, self._lap_start, ends = now - self._lap_start, now, self.interruption.signal is not None
         if self._is_distributed:
-            samples, tokens, ends, lap = self.parallel.sum_counts(samples, tokens, ends, lap)
+            samples, tokens, ends, lap = self.strategy.sum_counts(samples, tokens, ends, lap)
         driver.count_batch(samples, tokens, lap)
         if not tokens:
             limit = state.max_duration
@@ -279,7 +279,7 @@ class FitLoop:
         """Store the losses and metrics of a batch in the state and log them, with its time, in one call."""
         state, logged = self.state, bool(self.logger.destinations)
         if self._is_distributed:
-            losses = self.parallel.mean_losses(losses)
+            losses = self.strategy.mean_losses(losses)
         if len(self._recent) == 16:
             self._check_recent_losses()
         self._recent.append((state.timestamp.batches, losses))

@@ -27,7 +27,7 @@ from composer.core import Evaluator, State
 from composer.distributed._lost_ranks import is_communication_error
 from composer.loop.generators import global_states, set_global_states
 from composer.loop.loss_terms import tensors_in
-from composer.trainer.ranks import SingleProcess
+from composer.trainer.strategy import Strategy
 from composer.utils import dist
 
 TOO_LARGE = "Use a smaller model, a shorter or smaller input, or a lower precision."
@@ -202,11 +202,11 @@ class MicrobatchSearch:
 
     Args:
         state: The run's state.
-        parallel: The ranks of the run.
+        strategy: Runs the steps of all ranks.
     """
 
-    def __init__(self, state: State, parallel: SingleProcess) -> None:
-        self._state, self._parallel = state, parallel
+    def __init__(self, state: State, strategy: Strategy) -> None:
+        self._state, self._strategy = state, strategy
         self._snapshot, self._thrashing = Snapshot(state), ThrashingDetector()
 
     def check(self) -> None:
@@ -215,12 +215,12 @@ class MicrobatchSearch:
         Raises:
             ValueError: The model has a `SyncBatchNorm`.
         """
-        if self._parallel.world_size == 1:
+        if self._strategy.world_size == 1:
             return
         for name, module in self._state.model.named_modules():
             if isinstance(module, torch.nn.SyncBatchNorm):
                 raise ValueError(
-                    f"`device_train_microbatch_size='auto'` must not be used on {self._parallel.world_size} ranks with "
+                    f"`device_train_microbatch_size='auto'` must not be used on {self._strategy.world_size} ranks with "
                     f"`torch.nn.SyncBatchNorm` (`{name}`): its forward pass waits for ranks that may have run out of "
                     f"memory. Give a number, or use `torch.nn.BatchNorm2d`."
                 )
@@ -241,7 +241,7 @@ class MicrobatchSearch:
             limit = self._state.device_train_microbatch_size
             size = samples if limit is None else limit
             outcome, result = self._try(attempt)
-            outcomes = self._parallel.all_gather((outcome, size, min(size, samples)))
+            outcomes = self._strategy.all_gather((outcome, size, min(size, samples)))
             _raise_if_others_failed(outcomes, "the forward or backward pass of this batch")
             failed = _ranks(outcomes, _OUT_OF_MEMORY)
             if not failed:
@@ -269,7 +269,7 @@ class MicrobatchSearch:
             if isinstance(error, RuntimeError) and is_cuda_oom(error):
                 return _OUT_OF_MEMORY, None
             if not is_communication_error(error):  # do not leave the others waiting
-                self._parallel.all_gather((_FAILED, 0, 0))
+                self._strategy.all_gather((_FAILED, 0, 0))
             raise_if_cuda_error(error)
             raise
         return _TIGHT if self._thrashing.check() else _FITS, result
@@ -290,11 +290,11 @@ class MicrobatchSearch:
         )
 
     def _on(self, ranks: Sequence[int]) -> str:
-        return f" on {_named(ranks)}" if self._parallel.world_size > 1 else ""
+        return f" on {_named(ranks)}" if self._strategy.world_size > 1 else ""
 
 
 @contextmanager
-def eval_search(evaluator: Evaluator, state: State, parallel: SingleProcess) -> Iterator[None]:
+def eval_search(evaluator: Evaluator, state: State, strategy: Strategy) -> Iterator[None]:
     """Search for the microbatch size of an evaluation on several ranks.
 
     An evaluation does not communicate, and ranks may have different numbers of batches. So each rank halves its own
@@ -303,24 +303,24 @@ def eval_search(evaluator: Evaluator, state: State, parallel: SingleProcess) -> 
     Args:
         evaluator: Its `device_eval_microbatch_size` is searched for.
         state: The run's state.
-        parallel: The other ranks.
+        strategy: The other ranks.
 
     Raises:
         ValueError: The model is sharded.
         RuntimeError: One sample does not fit on some rank, or some rank failed for another reason.
     """
-    check_not_sharded("device_eval_microbatch_size", state)
+    check_local_forward("device_eval_microbatch_size", strategy)
     initial = evaluator.device_eval_microbatch_size
     try:
         yield
     except Exception as error:
         if not is_communication_error(error):  # do not leave the others waiting
             out_of_memory = isinstance(error, RuntimeError) and is_cuda_oom(error)
-            parallel.all_gather((_OUT_OF_MEMORY if out_of_memory else _FAILED, 0))
+            strategy.all_gather((_OUT_OF_MEMORY if out_of_memory else _FAILED, 0))
         raise
     size = evaluator.device_eval_microbatch_size
     assert size is not None, "the search starts from the loader's batch size"
-    outcomes = parallel.all_gather((_FITS if size == initial else _TIGHT, size))
+    outcomes = strategy.all_gather((_FITS if size == initial else _TIGHT, size))
     _raise_if_others_failed(outcomes, f"the evaluation of {evaluator.label!r}")
     failed = _ranks(outcomes, _OUT_OF_MEMORY)
     if failed:
@@ -332,13 +332,13 @@ def eval_search(evaluator: Evaluator, state: State, parallel: SingleProcess) -> 
         evaluator.device_eval_microbatch_size = _as_int(min(each for _, each in outcomes))
 
 
-def check_not_sharded(argument: str, state: State) -> None:
-    """Check that this model allows a search for the microbatch size.
+def check_local_forward(argument: str, strategy: Strategy) -> None:
+    """Check that the strategy allows a search for the microbatch size.
 
     Raises:
-        ValueError: The model is sharded.
+        ValueError: Ranks wait for each other in a forward pass.
     """
-    if state.fsdp_config is not None:
+    if strategy.collective_forward:
         raise ValueError(
             f"`{argument}='auto'` must not be used with a sharded model: its forward pass waits for ranks that may "
             f"have run out of memory. Give a number."

@@ -43,6 +43,7 @@ from composer.devices import Device
 from composer.distributed import DDPSyncStrategy
 from composer.loggers import LoggerDestination
 from composer.loop.hosted_run import algorithms_in
+from composer.trainer.strategy import Strategy
 from composer.utils import check_flags, ensure_tuple, get_device, plain_int, plain_number
 from composer.utils.interval_scheduler import check_interval_function
 from composer.utils.iter_helpers import check_distinct
@@ -264,6 +265,10 @@ def _sync_strategy(name: str, value: Any) -> DDPSyncStrategy:
         raise ValueError(f"`{name}` must be {known} or None, got {value!r}.") from None
 
 
+def _parallelism(_: str, value: Any) -> ParallelismConfig | Strategy | None:
+    return value if isinstance(value, Strategy) else ParallelismConfig.of(value)
+
+
 def _precision(name: str, value: Any) -> Precision:
     """Convert the name of a precision, also one that other trainers use."""
     allowed = ", ".join(repr(member.value) for member in Precision)
@@ -459,7 +464,7 @@ RunDevice = Annotated[str | torch.device | Device, lambda _, value: get_device(v
 RunPrecision = Annotated[str | int | torch.dtype | Precision, _precision]
 Settings = Annotated[dict[str, Any], _settings]
 CompileConfig = Annotated[dict[str, Any], _compile_config]
-Parallelism = Annotated[dict[str, Any] | ParallelismConfig, lambda _, value: ParallelismConfig.of(value)]
+Parallelism = Annotated[dict[str, Any] | ParallelismConfig | Strategy, _parallelism]
 SyncStrategy = Annotated[str | DDPSyncStrategy, _sync_strategy]
 MicrobatchSize = Annotated[SupportsIndex | float | str, _microbatch_size]
 Seed = Annotated[SupportsIndex, _seed]

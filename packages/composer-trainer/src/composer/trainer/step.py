@@ -20,7 +20,7 @@ from composer.trainer.metrics import TrainMetrics
 from composer.trainer.microbatch import MicrobatchSearch
 from composer.trainer.optimizers import needs_closure, prepare_fused_sgd
 from composer.trainer.precision import ClosureGradScaler, step_scaled, unscale
-from composer.trainer.ranks import SingleProcess
+from composer.trainer.strategy import Strategy
 
 _log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ class BatchTrainer:
         state: The run's state.
         driver: Announces the events of a step.
         model: The user's model, whose `loss` and `update_metric` are called; `state.model` may wrap it.
-        parallel: The ranks of the run.
+        strategy: Runs the steps of all ranks.
         metrics: Collects the outputs for the training metrics.
         count_tokens: Weigh microbatches by the loss-generating tokens that the `DataSpec` counts; see `LossTerms`.
         compile_config: Arguments of `torch.compile` for the loss together with the forward pass, and for the steps of
@@ -46,7 +46,7 @@ class BatchTrainer:
         state: State,
         driver: Driver,
         model: ComposerModel,
-        parallel: SingleProcess,
+        strategy: Strategy,
         metrics: TrainMetrics,
         count_tokens: bool,
         compile_config: dict[str, Any] | None = None,
@@ -58,7 +58,7 @@ class BatchTrainer:
         if compile_config is not None:
             driver.compiled = torch.compile(forward_and_loss, **compile_config)
             self._step_optimizer = torch.compile(_step_optimizer, **compile_config)
-        self.parallel, self.metrics, self.count_tokens = parallel, metrics, count_tokens
+        self.strategy, self.metrics, self.count_tokens = strategy, metrics, count_tokens
         self.losses: dict[str, torch.Tensor] = {}
         self._spec: DataSpec
         self._batch: Any = None
@@ -71,7 +71,7 @@ class BatchTrainer:
         self._pass_optimizers: Sequence[torch.optim.Optimizer] = ()
         self._mean_count: Count | None = None  # the terms of the batch averaged over ranks, once exchanged
         self._warned_of_empty = False
-        self._search = MicrobatchSearch(state, parallel)
+        self._search = MicrobatchSearch(state, strategy)
         self._pass_metrics: TrainMetrics | None = None  # None: the passes are not counted by the metrics
 
     def prepare(self, data_spec: DataSpec) -> None:
@@ -83,7 +83,8 @@ class BatchTrainer:
         state = self.state
         self._spec = data_spec
         self._terms = LossTerms(self.model, data_spec, self.count_tokens)
-        self._dispatch, self._is_distributed = self.driver.dispatch, self.parallel.world_size > 1
+        self._dispatch, self._is_distributed = self.driver.dispatch, self.strategy.world_size > 1
+        self._average_after = self._is_distributed and not self.strategy.averages_in_backward
         self._optimizers = state.optimizers  # this list stays the same object when its contents are replaced
         self._to_device = state.device.batch_to_device
         self._scaling = state.precision is Precision.AMP_FP16
@@ -161,14 +162,14 @@ class BatchTrainer:
 
     def _searching_closure(self, ddp_sync: bool = True, loss_dict: dict[str, torch.Tensor] | None = None) -> Any:
         """Run `_closure` with the largest microbatches that fit the memory of all ranks."""
-        if self.parallel.world_size == 1:
+        if self.strategy.world_size == 1:
             return self._search.run(lambda: self._closure(ddp_sync, loss_dict), self._num_samples)
         if self._mean_count is None:  # the first pass of this batch; later passes and attempts do not communicate
             self._average([self._terms.count(microbatch) for microbatch in self._split()])
-            self.parallel.prepare_local_passes()
+            self.strategy.prepare_local_passes()
         self._search.run(lambda: self._closure(False, loss_dict, finish=False), self._num_samples)
         if ddp_sync:
-            self.parallel.average_gradients()
+            self.strategy.average_gradients()
         return self._finish()
 
     def _split(self) -> Sequence[Any]:
@@ -210,12 +211,14 @@ class BatchTrainer:
             total = self._average(counts)
             for i, (microbatch, count) in enumerate(zip(microbatches, counts, strict=True), start=1):
                 weight = 1.0 if self._terms.is_sum else share_of(count, total)
-                context = self.parallel.backward_context(i == len(counts), ddp_sync) if self._is_distributed else None
+                context = self.strategy.backward_context(i == len(counts), ddp_sync) if self._is_distributed else None
                 if context is None:
                     self._train_microbatch(microbatch, weight)
                 else:
                     with context:
                         self._train_microbatch(microbatch, weight)
+            if ddp_sync and self._average_after:
+                self.strategy.average_gradients()
         state.batch = self._batch
         return self._finish() if finish else self.driver.losses["loss/train/total"]
 
@@ -257,10 +260,10 @@ class BatchTrainer:
             ValueError: No rank has samples.
         """
         if self._mean_count is None:
-            mean = self._mean_count = self.parallel.mean_count(sum(counts), len(counts))
+            mean = self._mean_count = self.strategy.mean_count(sum(counts), len(counts))
             if isinstance(mean, torch.Tensor) or mean != 0:
                 return mean
-            if not any(samples for (samples,) in self.parallel.all_gather((self._num_samples,))):
+            if not any(samples for (samples,) in self.strategy.all_gather((self._num_samples,))):
                 raise ValueError("The batch has no samples on any rank. Leave such batches out.")
             if not self._warned_of_empty:
                 self._warned_of_empty = True

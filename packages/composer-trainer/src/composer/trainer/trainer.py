@@ -152,7 +152,8 @@ class Trainer(TrainerParts):
             with every microbatch, `"forced_sync"` after the last one. None: with every microbatch if an algorithm
             leaves parameters unused, after the last one if optimizers take turns, else once per batch.
         parallelism_config: Shard the model among ranks: `{"fsdp": {...}, "tp": {...}}` with arguments of `FSDPConfig`
-            and `TPConfig`, or a `ParallelismConfig`; None: every rank has a full copy.
+            and `TPConfig`, or a `ParallelismConfig`; None: every rank has a full copy. Or a strategy of your own: an
+            object of a class derived from `composer.trainer.RankStrategy`.
         profiler: A `composer.profiler.Profiler`. It slows down the batches that it profiles, and cannot be used with
             the microbatch size `"auto"`.
         python_log_level: Show the library's log records of at least this level (`"info"`, `"debug"`).
@@ -408,7 +409,7 @@ class Trainer(TrainerParts):
         if arguments.precision is not None:
             precision = resolve_precision(arguments.precision, state.device)
             if precision is not state.precision:
-                self._parallel.check_precision(precision)
+                self._strategy.check_precision(precision)
                 state.precision = precision
                 settings.set_scaler()
         if arguments.spin_dataloaders is not None:
@@ -442,7 +443,7 @@ class Trainer(TrainerParts):
             state,
             driver,
             self._model,
-            self._parallel,
+            self._strategy,
             self._metrics,
             self.accumulate_train_batch_on_tokens,
             self._compile_step_config,
@@ -456,7 +457,7 @@ class Trainer(TrainerParts):
             batches,
             self._position,
             self._evaluation,
-            self._parallel,
+            self._strategy,
             self._settings.step_every_batch,
             Interruption(self._checkpoint_saver, self._announce),
             self._progress.length,
@@ -511,7 +512,7 @@ class Trainer(TrainerParts):
             ValueError: `name` has an unknown field, or is a folder.
         """
         check_path("name", name)
-        with self._parallel.report_lost_ranks(), weights_to_save(self.engine):
+        with self._strategy.report_lost_ranks(), weights_to_save(self.engine):
             return checkpoint.save_checkpoint(self.state, name, weights_only=weights_only)
 
     def save_checkpoint_to_save_folder(self) -> None:
@@ -590,7 +591,7 @@ class Trainer(TrainerParts):
             check_ends("dataloader", spec.dataloader, "Pass the number of batches: `subset_num_batches=...`.")
         pin_batches(spec.dataloader, self.state.device)
         modes = self._evaluation.modes
-        return predict(self.state, self.engine, spec, subset, return_outputs, self._parallel, modes)
+        return predict(self.state, self.engine, spec, subset, return_outputs, self._strategy, modes)
 
     def export_for_inference(
         self,
@@ -637,4 +638,4 @@ class Trainer(TrainerParts):
     def close(self) -> None:
         """Close callbacks and loggers. The Trainer cannot be used afterwards. Safe to call twice."""
         self.engine.close()
-        self._parallel.close()
+        self._strategy.close()

@@ -262,7 +262,8 @@ class ParallelismConfig:
             return config if config is not None and config.fsdp is not None else None
         if not isinstance(config, Mapping):
             raise TypeError(
-                f"`parallelism_config` must be a dict with 'fsdp' and 'tp', or a `ParallelismConfig`, got {config!r}."
+                f"`parallelism_config` must be a dict with 'fsdp' and 'tp', a `ParallelismConfig`, or an object of a "
+                f"class derived from `composer.trainer.Strategy`, got {config!r}."
             )
         unknown = config.keys() - {"fsdp", "fsdp2", "tp"}
         if unknown:

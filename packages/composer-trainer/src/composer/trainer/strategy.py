@@ -1,7 +1,9 @@
-"""The processes that train one model together.
+"""Strategies: what runs a step on the processes that train one model together.
 
-The loop calls these methods instead of `torch.distributed`, so that a run on several ranks has the same loop with
-another object. `composer.trainer.sharded` has the third variant, for models that are sharded among ranks.
+`Strategy` is a run in one process and the interface of all others. `RankStrategy` is the ranks of the default process
+group: it exchanges values between them, and averages gradients after the passes of a batch. `DataParallel` (DDP) and
+`composer.trainer.sharded.ShardedParallel` (FSDP2 and tensor parallelism) override what they do otherwise, and so does a
+strategy of your own: `Trainer(parallelism_config=MyStrategy())`. The Trainer never asks which one it has.
 
 Host values that every rank needs in a step (the samples of all ranks, whether any loader is exhausted) are exchanged
 through a gloo group as numbers that are already on the host, so the device never blocks. Losses are reduced on the
@@ -18,31 +20,48 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed
-from torch.nn.parallel import DistributedDataParallel
 
 from composer.core import Algorithm, Precision, State
 from composer.devices import Device
 from composer.distributed._lost_ranks import LostRankDetector
-from composer.distributed.ddp import (
-    DDPSyncStrategy,
-    exchange,
-    exchange_context,
-    prepare_ddp_module,
-    reduce_gradients,
-)
+from composer.distributed.ddp import exchange, reduce_gradients
 from composer.loop.loss_terms import Count
 from composer.utils import dist
 
 T = TypeVar("T")
 
 
-class SingleProcess:
-    """A run in one process: nothing to wrap, synchronize or reduce."""
+class Strategy:
+    """A run in one process: nothing to wrap, synchronize or reduce. The interface of all strategies.
 
-    world_size = 1
-    collective_forward = False  # True if all ranks must run a forward pass together
+    The Trainer calls the methods in the order in which they are listed here. A strategy for several ranks derives from
+    `RankStrategy`, which implements those that exchange values.
+
+    Attributes:
+        world_size: The number of ranks.
+        collective_forward: All ranks must run a forward pass together, because it exchanges weights. In an evaluation,
+            a rank whose loader has fewer batches repeats one; the microbatch size `"auto"` is refused.
+        averages_in_backward: Gradients are averaged during the backward pass, so `average_gradients` is only called
+            after passes that `backward_context` kept from it.
+    """
+
+    world_size: int = 1
+    collective_forward: bool = False
+    averages_in_backward: bool = False
 
     # ---- at construction ----
+
+    def connect(self, device: Device, timeout: float) -> None:
+        """Prepare the exchange with other ranks: the default process group exists, and nothing else.
+
+        Args:
+            device: The device of this rank.
+            timeout: Seconds until an exchange of host values fails because another rank does not answer.
+        """
+
+    def refusal(self, algorithm: Algorithm) -> str | None:
+        """Return why this strategy cannot run an algorithm, in one sentence that says what to do; None: it can."""
+        return None
 
     def broadcast(self, value: T) -> T:
         """Return rank 0's value; it is pickled."""
@@ -67,7 +86,7 @@ class SingleProcess:
         return device.module_to_device(model)
 
     def describe_sharding(self, state: State) -> None:
-        """Set the attributes of `state` that say how the model will be sharded."""
+        """Set the attributes of `state` that say how the model will be sharded, such as `data_rank`."""
 
     def shard(self, state: State) -> None:
         """Shard the model and its optimizers in place: after module surgery, before a checkpoint is loaded."""
@@ -82,7 +101,12 @@ class SingleProcess:
         """Prepare metrics to be computed over all ranks."""
 
     def wrap(self, model: torch.nn.Module, algorithms: Iterable[Algorithm]) -> torch.nn.Module:
-        """Return the module that the loop calls, once all module surgery is done."""
+        """Return the module that the loop calls, once all module surgery is done and a checkpoint is loaded.
+
+        Args:
+            model: The model, on its device, or as `shard` has left it.
+            algorithms: The algorithms of the run.
+        """
         return model
 
     # ---- in a step ----
@@ -92,12 +116,15 @@ class SingleProcess:
 
         Args:
             last_microbatch: The microbatch is the last one of its batch.
-            sync: Gradients are synchronized in this pass.
+            sync: Gradients are averaged over ranks for this pass; False, for example, in the first pass of SAM.
 
         Returns:
             The context; None if none is needed.
         """
         return None
+
+    def average_gradients(self) -> None:
+        """Average the gradients of this rank's passes over all ranks, in place."""
 
     def sum_counts(
         self, samples: float, tokens: int, interrupted: bool = False, lap: float = 0.0
@@ -154,9 +181,6 @@ class SingleProcess:
         """Return the numbers of each rank, ordered by rank; every rank passes the same number of them."""
         return [list(numbers)]
 
-    def average_gradients(self) -> None:
-        """Average gradients that each rank computed without synchronization."""
-
     # ---- around many steps ----
 
     def report_lost_ranks(self) -> AbstractContextManager[None]:
@@ -172,27 +196,32 @@ class SingleProcess:
         """Wait for the other ranks and leave the group. Safe to call twice."""
 
 
-class DataParallel(SingleProcess):
+class RankStrategy(Strategy):
     """The ranks of the default process group, each of which trains on its own part of every batch.
 
-    Args:
-        strategy: When gradients are synchronized; None: with every microbatch if an algorithm leaves parameters unused,
-            after the last one if optimizers take turns, otherwise once per batch.
-        timeout: Seconds until an exchange of host values fails because another rank does not answer.
+    Gradients are averaged after the backward pass of the last microbatch, parameter by parameter.
+
+    Attributes:
+        rank: The number of this process, from 0.
+        host_group: The process group for values on the host: gloo; None: the default group is one.
+        model: The model, once it is wrapped.
+        equal_microbatches: All ranks have the same number of microbatches in the current step.
     """
 
-    def __init__(self, strategy: DDPSyncStrategy | None, timeout: float) -> None:
-        self.world_size = dist.get_world_size()
-        self._rank = dist.get_global_rank()
-        self._strategy = strategy
-        self._model: DistributedDataParallel | None = None
-        self._equal_microbatches = True  # True if all ranks have the same number of microbatches in the current step
+    rank: int
+    host_group: Any
+    model: torch.nn.Module
+    equal_microbatches: bool
+
+    def connect(self, device: Device, timeout: float) -> None:
+        self.world_size, self.rank = dist.get_world_size(), dist.get_global_rank()
+        self.equal_microbatches = True
         self._closed = False
-        self._lost_ranks = LostRankDetector(self._rank, self.world_size, timeout)
+        self._lost_ranks = LostRankDetector(self.rank, self.world_size, timeout)
         # NCCL transfers device tensors only, and reading those would stall the step.
-        self._host: Any = None
+        self.host_group = None
         if torch.distributed.get_backend() != "gloo":
-            self._host = torch.distributed.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
+            self.host_group = torch.distributed.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
         self._lost_ranks.name = self.broadcast(secrets.token_hex(4))
 
     def report_lost_ranks(self) -> AbstractContextManager[None]:
@@ -202,12 +231,12 @@ class DataParallel(SingleProcess):
     def broadcast(self, value: T) -> T:
         values = [value]
         with self.report_lost_ranks():
-            dist.broadcast_object_list(values, 0, self._host)
+            dist.broadcast_object_list(values, 0, self.host_group)
         return values[0]
 
     def min_length(self, length: int | None) -> int | None:
         with self.report_lost_ranks():
-            lengths = dist.all_gather_object(length, self._host)
+            lengths = dist.all_gather_object(length, self.host_group)
         return min((other for other in lengths if other is not None), default=None)
 
     def place(self, model: torch.nn.Module, device: Device) -> torch.nn.Module:
@@ -218,7 +247,7 @@ class DataParallel(SingleProcess):
         """
         model = super().place(model, device)
         with self.report_lost_ranks():
-            check_same_structure(model, self._rank, self._host)
+            check_same_structure(model, self.rank, self.host_group)
             tensors = (t.detach() for t in (*model.parameters(), *model.buffers()) if not t.is_meta)
             exchange(tensors, lambda tensor: torch.distributed.broadcast(tensor, 0, async_op=True))
         return model
@@ -231,7 +260,7 @@ class DataParallel(SingleProcess):
         for buffers in groups.values():  # many small tensors, so one broadcast for all of a kind
             flat = torch.cat([buffer.reshape(-1) for buffer in buffers])
             torch.distributed.broadcast(flat, 0)
-            if self._rank:
+            if self.rank:
                 parts = torch.split(flat, [buffer.numel() for buffer in buffers])
                 torch._foreach_copy_(buffers, [part.view_as(b) for part, b in zip(parts, buffers, strict=True)])
 
@@ -252,32 +281,16 @@ class DataParallel(SingleProcess):
                 part.dist_sync_fn = _gather
 
     def wrap(self, model: torch.nn.Module, algorithms: Iterable[Algorithm]) -> torch.nn.Module:
-        """Wrap the model in `DistributedDataParallel` if it has trainable parameters."""
-        unused = any(algorithm.find_unused_parameters for algorithm in algorithms)
-        if self._strategy is None and hasattr(model, "begin_turn"):
-            self._strategy = DDPSyncStrategy.FORCED_SYNC  # a turn may use parameters in the loss alone, or not at all
-        elif self._strategy is None:
-            self._strategy = DDPSyncStrategy.MULTI_AUTO_SYNC if unused else DDPSyncStrategy.SINGLE_AUTO_SYNC
-        wrapped = prepare_ddp_module(model, unused)
-        self._model = wrapped if isinstance(wrapped, DistributedDataParallel) else None
-        return wrapped
+        self.model = model
+        return model
 
-    def backward_context(self, last_microbatch: bool, sync: bool) -> AbstractContextManager[None] | None:
-        """Return a context that follows the synchronization strategy; see `SingleProcess`."""
-        if self._model is None:
-            return None
-        if not sync:
-            return self._model.no_sync()
-        strategy = self._strategy
-        assert strategy is not None, "`wrap` sets the strategy"
-        if strategy is DDPSyncStrategy.MULTI_AUTO_SYNC and not self._equal_microbatches:
-            strategy = DDPSyncStrategy.SINGLE_AUTO_SYNC  # the rank with more microbatches would wait forever
-        return exchange_context(self._model, last_microbatch, strategy, self._host)
+    def average_gradients(self) -> None:
+        reduce_gradients(self.model.parameters(), self.host_group)
 
     def sum_counts(
         self, samples: float, tokens: int, interrupted: bool = False, lap: float = 0.0
     ) -> tuple[float, int, bool, float]:
-        sums = self._all_reduce((samples, tokens, interrupted, lap if self._rank == 0 else 0.0))
+        sums = self._all_reduce((samples, tokens, interrupted, lap if self.rank == 0 else 0.0))
         total = int(sums[0]) if sums[0].is_integer() else sums[0]
         return total, int(sums[1]), sums[2] > 0, sums[3]
 
@@ -286,7 +299,7 @@ class DataParallel(SingleProcess):
         on_host = 0.0 if isinstance(count, torch.Tensor) else count
         total: Count
         total, number, squares = self._all_reduce((on_host, microbatches, microbatches**2))
-        self._equal_microbatches = squares * self.world_size == number**2
+        self.equal_microbatches = squares * self.world_size == number**2
         if isinstance(count, torch.Tensor):
             total = count.clone()
             torch.distributed.all_reduce(total)
@@ -296,20 +309,9 @@ class DataParallel(SingleProcess):
         sums = self._all_reduce((finished, stopped))
         return sums[0] > 0, sums[1] > 0
 
-    def prepare_local_passes(self) -> None:
-        """Broadcast buffers now, which the wrapper would do in its next forward pass."""
-        if self._model is not None:
-            self._model.require_forward_param_sync = False
-            self.broadcast_buffers(self._model.module)
-
     def all_gather(self, numbers: Sequence[float]) -> list[list[float]]:
         local = torch.tensor(numbers, dtype=torch.float64)
-        return [tensor.tolist() for tensor in dist.all_gather(local, self._host)]
-
-    def average_gradients(self) -> None:
-        """Average the gradients of the wrapped model, in place."""
-        if self._model is not None:
-            reduce_gradients(self._model.parameters(), self._host)
+        return [tensor.tolist() for tensor in dist.all_gather(local, self.host_group)]
 
     def mean_losses(self, losses: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Average the logged losses over ranks, on their device.
@@ -330,13 +332,13 @@ class DataParallel(SingleProcess):
         if self._lost_ranks.lost:  # the others cannot answer
             return
         with self.report_lost_ranks():
-            dist.barrier(self._host)
-        if self._host is not None:
-            dist.destroy_process_group(self._host)
+            dist.barrier(self.host_group)
+        if self.host_group is not None:
+            dist.destroy_process_group(self.host_group)
 
     def _all_reduce(self, numbers: Sequence[float]) -> list[float]:
         tensor = torch.tensor(numbers, dtype=torch.float64)
-        torch.distributed.all_reduce(tensor, group=self._host)
+        torch.distributed.all_reduce(tensor, group=self.host_group)
         sums: list[float] = tensor.tolist()
         return sums
 

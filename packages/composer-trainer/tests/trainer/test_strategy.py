@@ -1,0 +1,83 @@
+"""Tests of the interface of strategies; those of what they compute are beside DDP and FSDP2."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from composer.core import Algorithm
+from composer.trainer import DataParallel, RankStrategy, Strategy, Trainer
+from composer.trainer.sharded import ShardedParallel
+
+
+def test_strategies_only_override() -> None:
+    """A renamed method that one strategy still defines under its old name would silently do nothing there."""
+    interface = {name for name in dir(Strategy) if not name.startswith("_")}
+
+    for variant in (DataParallel, ShardedParallel):
+        assert {name for name in vars(variant) if not name.startswith("_")} <= interface
+
+
+class Planned(Algorithm):
+    def match(self, event: Any, state: Any) -> bool:
+        return False
+
+    def apply(self, event: Any, state: Any, logger: Any) -> None:
+        raise AssertionError("it never matches")
+
+
+class Other(Planned):
+    pass
+
+
+class Refusing(Strategy):
+    """Refuses every algorithm but `Planned`."""
+
+    def refusal(self, algorithm: Algorithm) -> str | None:
+        return None if type(algorithm) is Planned else f"{type(algorithm).__name__} steps alone. Leave it out."
+
+
+def make(strategy: Any, *algorithms: Algorithm, **kwargs: Any) -> Trainer:
+    model = torch.nn.Linear(3, 1)
+    return Trainer(
+        model=model,
+        optimizers=torch.optim.SGD(model.parameters()),
+        loss=torch.nn.functional.mse_loss,
+        train_dataloader=[(torch.ones(4, 3), torch.ones(4, 1))],
+        max_duration="1ep",
+        parallelism_config=strategy,
+        algorithms=algorithms,
+        progress_bar=False,
+        device="cpu",
+        **kwargs,
+    )
+
+
+class Third(Other):
+    pass
+
+
+def test_a_strategy_refuses_algorithms_at_construction_all_at_once() -> None:
+    with pytest.raises(ValueError, match=r"Refusing. `Other`: Other steps alone. .* `Third`: Third steps alone."):
+        make(Refusing(), Planned(), Other(), Third())
+
+
+def test_a_strategy_decides_itself_when_it_averages() -> None:
+    with pytest.raises(ValueError, match=r"`ddp_sync_strategy` must not be given with .*Refusing\(\.\.\.\)"):
+        make(Refusing(), ddp_sync_strategy="forced_sync")
+
+
+def test_a_class_is_no_strategy() -> None:
+    with pytest.raises(TypeError, match=r"or an object of a class derived from `composer.trainer.Strategy`, got <"):
+        make(RankStrategy)
+
+
+def test_a_strategy_must_be_one_for_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("composer.utils.dist.get_world_size", lambda: 2)
+    monkeypatch.setattr("composer.utils.dist.initialize_dist", lambda *args: None)
+    for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "0")
+    with pytest.raises(ValueError, match=r"for all 2 ranks, but Refusing has `world_size=1`. Derive it from"):
+        make(Refusing())
