@@ -111,21 +111,30 @@ def costs(entries: Sequence[Mapping[str, Any]]) -> Figure:
     figure, axes = make_axes("step time / plain", f"effect on {metric.title}", height=4)
     axes.axhline(0, color=GRAY, linewidth=0.8)
     axes.axvline(1, color=GRAY, linewidth=0.8)
-    dots = [(1.0, 0.0, "")]
+    dots = [(1.0, 0.0, "plain", "")]
     for entry in entries:
         cost, effect = entry["step_time"]["ratio"], metric.scale * entry["comparison"]["effect"]
-        color = _COLORS.get(entry["verdict"]["word"], GRAY)
-        axes.plot(cost, effect, marker="o", color=color)
-        dots.append((cost, effect, entry["method"]))
-    front: list[tuple[float, float, str]] = []
+        dots.append((cost, effect, entry["method"], entry["verdict"]["word"]))
+    front: list[tuple[float, float, str, str]] = []
     for dot in sorted(dots, key=lambda dot: (dot[0], -dot[1])):
         if not front or dot[1] > front[-1][1]:
             front.append(dot)
     axes.plot([dot[0] for dot in front], [dot[1] for dot in front], color=BLUE, linewidth=1, linestyle="--")
-    words = {entry["method"]: entry["verdict"]["word"] for entry in entries}
-    for cost, effect, name in dots:
-        if words.get(name) in _COLORS or (cost, effect, name) in front:
-            axes.annotate(_short(name), (cost, effect), (5, 4), textcoords="offset points", fontsize="small")
+    named = sorted((dot for dot in dots if dot[3] in _COLORS or dot in front), key=lambda dot: dot[1])
+    heights = np.linspace(0.02, 0.98, len(named))
+    for cost, effect, _, word in dots[1:]:
+        axes.plot(cost, effect, marker="o", color=_COLORS.get(word, GRAY))
+    # The names stand in a column beside the plot, in the order of their effects, so that none covers another.
+    for (cost, effect, name, _), height in zip(named, heights, strict=True):
+        axes.annotate(
+            _short(name),
+            (cost, effect),
+            (1.03, height),
+            textcoords="axes fraction",
+            verticalalignment="center",
+            fontsize="small",
+            arrowprops={"arrowstyle": "-", "color": GRAY, "linewidth": 0.6},
+        )
     return figure
 
 

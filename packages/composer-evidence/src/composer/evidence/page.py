@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,9 @@ from composer.evidence.ledger import Ledger
 from composer.evidence.run import RunResult
 from composer.evidence.verdicts import verdicts
 from composer.recipes import Metric
-from composer.report.spi import Html, el, static_page
+from composer.report.spi import Html, el, static_page, text
 
+_PROSE = {"method", "verdict", "variant", "settings", "best", "stack", "confirmed gains", "with"}
 _HEAD = ("method", "verdict", "effect, 95 % interval", "at equal time", "step time", "inference", "memory", "n")
 
 
@@ -118,9 +119,23 @@ def write_page(ledgers: Sequence[Ledger], output: Path) -> Path:
             "compares plain with plain. No effect found says how large an effect would have been seen.",
         ),
         el("nav", el("span", links, class_="links")) if links else None,
+        _answers(groups),
         el("main", [_task_section(ledgers, *key, entries) for key, entries in groups.items()]),
     ]
     return static_page("Which methods pay - composer evidence", [part for part in body if part is not None], output)
+
+
+def _answers(groups: Mapping[tuple[str, str], Sequence[dict[str, Any]]]) -> Html | None:
+    """Return the table that comes first: what pays on each task, and how much of plain's training its best saves."""
+    rows = []
+    for (task, _), entries in groups.items():
+        gains = [entry for entry in entries if entry["verdict"]["word"] == "gain"]
+        best = next((entry for entry in gains if entry.get("time_to_target")), None)
+        saved = ["", ""] if best is None else [_crossing(best["time_to_target"][key]) for key in ("in_steps", "method")]
+        names = "nothing found" if not gains else ", ".join(entry["method"] for entry in gains)
+        rows.append((task, *saved, "" if best is None else best["method"], names))
+    head = ("task", "plain's result in steps", "in time", "with", "confirmed gains")
+    return el("div", el("h3", "What pays, and what the best saves"), _table(head, rows)) if rows else None
 
 
 def _task_section(ledgers: Sequence[Ledger], task: str, hash_: str, entries: Sequence[dict[str, Any]]) -> Html:
@@ -128,24 +143,48 @@ def _task_section(ledgers: Sequence[Ledger], task: str, hash_: str, entries: Seq
     shown = [entry for entry in entries if entry.get("comparison") is not None]
     timed = [entry for entry in shown if entry.get("step_time") and entry["step_time"]["ratio"] is not None]
     lines, metric = _curves(ledgers, entries), Metric(**entries[0]["metric"])
+    gains = [entry for entry in entries if entry["verdict"]["word"] == "gain"]
+    others = [entry for entry in entries if entry not in gains]
     parts: list[Html | None] = [el("h2", task), el("p", conditions(entries), class_="small")]
-    for title, data, draw in (
-        ("Effect at equal steps, 95 % intervals", shown, lambda: effects(shown)),
-        ("Cost against gain", timed, lambda: costs(timed)),
-        ("Learning curves on the validation part", lines, lambda: curves(entries, lines)),
-    ):
-        if data:
-            caption = el("figcaption", el("span", title, class_="title"))
-            parts.append(el("figure", caption, inline(draw, title), class_="wide"))
-    parts.append(_table(_HEAD, [cells(entry) for entry in entries]))
-    parts += [_saved(entries), _ladder(everything, metric), _stacks(everything, metric), _searches(everything, metric)]
+    if shown:
+        title = "Effect at equal steps, 95 % intervals"
+        caption = el("figcaption", el("span", title, class_="title"))
+        parts.append(el("figure", caption, inline(lambda: effects(shown), title), class_="wide"))
+    parts.append(_table(_HEAD, [cells(entry) for entry in gains]) if gains else el("p", "No gain was confirmed."))
+    parts.append(_saved(entries))
+    measured = [cells(entry) for entry in others if entry in shown]
+    if measured:
+        parts.append(_folded(f"No effect found, or a loss: {len(measured)}", _table(_HEAD, measured)))
+    unmeasured = [cells(entry)[:2] for entry in others if entry not in shown]
+    if unmeasured:
+        parts.append(_folded(f"Not applicable, or not judged: {len(unmeasured)}", _table(_HEAD[:2], unmeasured)))
+    if timed:
+        parts.append(_folded("Cost against gain", inline(lambda: costs(timed), "Cost against gain")))
+    if lines:
+        title = "Learning curves on the validation part"
+        parts.append(_folded(title, inline(lambda: curves(entries, lines), title)))
+    parts += [_ladder(everything, metric), _stacks(everything, metric), _searches(everything, metric)]
     return el("section", parts, id=f"{task}-{hash_}")
 
 
+def _folded(title: str, content: Html) -> Html:
+    return el("details", el("summary", title), content)
+
+
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Html:
+    """Return a table whose numbers and intervals stay on one line."""
+    classes = [None if name in _PROSE else "nowrap" for name in head]
     header = el("thead", el("tr", [el("th", cell) for cell in head]))
-    body = el("tbody", [el("tr", [el("td", cell) for cell in row]) for row in rows])
-    return el("div", el("table", header, body), class_="scroll")
+    lines = [
+        el("tr", [el("td", _breakable(cell), class_=class_) for cell, class_ in zip(row, classes, strict=True)])
+        for row in rows
+    ]
+    return el("div", el("table", header, el("tbody", lines)), class_="scroll")
+
+
+def _breakable(cell: str) -> Html:
+    """Return text in which the name of a stack may be broken after a member."""
+    return Html(re.sub(r"\+(?=[A-Z])", "+<wbr>", text(cell)))
 
 
 def _saved(entries: Sequence[dict[str, Any]]) -> Html | None:
@@ -180,7 +219,7 @@ def _ladder(entries: Sequence[dict[str, Any]], metric: Metric) -> Html | None:
         mean = metric.show(sum(values) / len(values))
         rows.append((str(rung["steps"]), mean, str(len(values)), rung["variant"], settings))
     head = ("steps", metric.title, "n", "variant", "settings")
-    return el("div", el("h3", "Plain at all budgets"), _table(head, rows))
+    return _folded("Plain at all budgets", _table(head, rows))
 
 
 def _stacks(entries: Sequence[dict[str, Any]], metric: Metric) -> Html | None:
@@ -194,7 +233,7 @@ def _stacks(entries: Sequence[dict[str, Any]], metric: Metric) -> Html | None:
         for member, values in stacks[-1]["leave_one_out"].items()
     ]
     head = ("stack", "change", "95 % interval", "p, corrected")
-    return el("div", el("h3", f"Leave one out of {stacks[-1]['method']}"), _table(head, rows))
+    return _folded(f"Leave one out of {stacks[-1]['method']}", _table(head, rows))
 
 
 def _searches(entries: Sequence[dict[str, Any]], metric: Metric) -> Html | None:
@@ -211,7 +250,7 @@ def _searches(entries: Sequence[dict[str, Any]], metric: Metric) -> Html | None:
     if not rows:
         return None
     head = ("method", "variant", "steps", "trials x seeds", "best", "validation")
-    return el("details", el("summary", "All searches on the validation part"), _table(head, rows))
+    return _folded("All searches on the validation part", _table(head, rows))
 
 
 def _curves(ledgers: Sequence[Ledger], entries: Sequence[dict[str, Any]]) -> dict[str, np.ndarray]:
