@@ -222,6 +222,11 @@ def test_the_page_of_methods_has_a_row_for_each() -> None:
     assert missing == []
     assert methods.MODELS.keys() <= {cls.__name__ for cls in pairs.classes()}
     assert "| [Muon](packages/composer-muon/README.md) | gain |" in text
+    answer = next(line for line in text.splitlines() if line.startswith("| Text |"))
+    gains, nothing, unknown = answer.split(" | ")[1:]
+    assert "[Muon](packages/composer-muon/README.md) (shakespeare)" in gains
+    assert "[EMA]" in nothing
+    assert "[SequencePacking]" in unknown
 
 
 # ---- the reference ---------------------------------------------------------------------------------------------------

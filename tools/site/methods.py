@@ -22,9 +22,10 @@ hide: [toc]
 
 A method that paid in its paper need not pay on your data. Look here for candidates; then measure them on your task,
 against plain training that is tuned as well: [composer-evidence](packages/composer-evidence/README.md) does that, and
-[a tutorial](tutorials/which_methods.md) shows how. The engine [refuses what must not be combined](pairs.md).
-
-## What was measured
+[a tutorial](tutorials/which_methods.md) shows how. The engine [refuses what must not be combined](pairs.md). The tasks are
+small, and **their figures are being measured again**, see [below](#what-was-measured).
+"""
+_MEASURED = """## What was measured
 
 **The figures are being measured again**: plain training can be tuned further than the search did, step times were taken
 beside other programs, and intervals at equal time are too narrow. [What is wrong with
@@ -48,6 +49,12 @@ are part of the table.
 _COLUMNS = (
     *("method", "verdict", "effect, 95 % interval", "at equal time"),
     *("step time", "inference", "memory", "n / of plain"),
+)
+_ANSWER_COLUMNS = (
+    "data",
+    "gains, confirmed on fresh seeds",
+    "measured: a loss, or no effect found",
+    "not measured here",
 )
 _METHOD_COLUMNS = ("method", "what it does", "model", "measured", "not together with")
 _TITLES = {"any": "Any data", "images": "Images", "tokens": "Text"}
@@ -100,17 +107,7 @@ def page(workspace: Workspace, results: Iterable[pairs.Pair]) -> str:
     """
     cards = _cards(workspace)
     tasks = ranked([Ledger(PUBLISHED)])
-    parts = [_HEAD]
-    for (task, _), entries in tasks.items():
-        rows = [(_linked(row[0], cards), _short(row[1]), *row[2:]) for row in map(cells, entries)]
-        filled = [i for i, column in enumerate(zip(*rows, strict=True)) if any(column)]
-        parts += [
-            f"### {task}\n",
-            f"{load_task(task).summary} {conditions(entries)}\n",
-            pairs.table([_COLUMNS[i] for i in filled], [[row[i].replace("|", "\\|") for i in filled] for row in rows]),
-            *(f"- {row[0]}: {row[1]}" for row in map(cells, entries) if _short(row[1]) != row[1]),
-            "",
-        ]
+    parts = [_HEAD, _answer(cards, tasks)]
     refused: dict[str, list[str]] = defaultdict(list)
     for pair in results:
         if pair.refused:
@@ -130,7 +127,41 @@ def page(workspace: Workspace, results: Iterable[pairs.Pair]) -> str:
             if _kind(name) == kind
         ]
         parts += [f"### {title}\n", pairs.table(_METHOD_COLUMNS, rows)]
+    parts.append(_MEASURED)
+    for (task, _), entries in tasks.items():
+        rows = [(_linked(row[0], cards), _short(row[1]), *row[2:]) for row in map(cells, entries)]
+        filled = [i for i, column in enumerate(zip(*rows, strict=True)) if any(column)]
+        parts += [
+            f"### {task}\n",
+            f"{load_task(task).summary} {conditions(entries)}\n",
+            pairs.table([_COLUMNS[i] for i in filled], [[row[i].replace("|", "\\|") for i in filled] for row in rows]),
+            *(f"- {row[0]}: {row[1]}" for row in map(cells, entries) if _short(row[1]) != row[1]),
+            "",
+        ]
     return "\n".join(parts)
+
+
+def _answer(cards: Mapping[str, tuple[str, str]], tasks: Mapping[tuple[str, str], list[dict[str, Any]]]) -> str:
+    """Return the table that the page begins with: for each kind of data, what is known of each method."""
+    rows = []
+    for kind in ("images", "tokens"):
+        gains: dict[str, list[str]] = defaultdict(list)
+        tried = set()
+        for (task, _), entries in tasks.items():
+            for entry in entries:
+                name = entry["method"]
+                if load_task(task).kind != kind or name == "A/A" or entry.get("comparison") is None:
+                    continue
+                tried.add(name)
+                if entry["verdict"]["word"] == "gain":
+                    gains[name].append(task)
+        found = ", ".join(f"{_linked(name, cards)} ({', '.join(where)})" for name, where in gains.items())
+        nothing = sorted(name for name in tried - gains.keys() if name in cards)
+        unknown = sorted(name for name in cards if _kind(name) in (kind, "any") and name not in tried)
+        rows.append(
+            (_TITLES[kind], found, *(", ".join(_linked(name, cards) for name in each) for each in (nothing, unknown)))
+        )
+    return pairs.table(_ANSWER_COLUMNS, rows)
 
 
 def _short(verdict: str) -> str:
