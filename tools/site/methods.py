@@ -22,8 +22,8 @@ hide: [toc]
 
 A method that paid in its paper need not pay on your data. Look here for candidates; then measure them on your task,
 against plain training that is tuned as well: [composer-evidence](packages/composer-evidence/README.md) does that, and
-[a tutorial](tutorials/which_methods.md) shows how. The engine [refuses what must not be combined](pairs.md). The tasks are
-small, and **their figures are being measured again**, see [below](#what-was-measured).
+[a tutorial](tutorials/which_methods.md) shows how. The engine [refuses what must not be combined](pairs.md).
+The tasks are small, and **their figures are being measured again**, see [below](#what-was-measured).
 """
 _MEASURED = """## What was measured
 
