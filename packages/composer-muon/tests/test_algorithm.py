@@ -49,7 +49,7 @@ def test_hidden_matrices_leave_the_optimizer_with_its_settings() -> None:
     assert {"0.weight", "0.bias", "2.bias", "4.weight", "4.bias"} == names_of(model, adamw)
     assert (3e-3, 0.2, True) == tuple(muon.param_groups[0][key] for key in ("lr", "weight_decay", "cautious"))
     assert algorithm.split is not None
-    assert "2.weight  Muon   16 x 16" in str(algorithm.split)
+    assert "2.weight  hidden  16 x 16" in str(algorithm.split)
 
 
 def test_explain_says_which_parameter_went_where() -> None:
@@ -60,7 +60,7 @@ def test_explain_says_which_parameter_went_where() -> None:
     engine.run_event(Event.INIT)
 
     text = str(engine.explain())
-    assert "Muon:\n2.weight  Muon   16 x 16\n0.weight  other  first layer\n" in text
+    assert "Muon:\n2.weight  hidden  16 x 16\n0.weight  other   first layer\n" in text
     assert all(name in text for name, _ in model.named_parameters())
 
 
@@ -134,9 +134,9 @@ def test_matrices_in_no_optimizer_are_not_listed_as_those_of_muon() -> None:
     algorithm = Muon()
     adamw = torch.optim.AdamW([*model[0].parameters(), *model[4].parameters()])
 
-    with pytest.warns(NoEffectWarning, match=r"(?s)no hidden matrix of the model.*2\.weight  other  in no optimizer"):
+    with pytest.warns(NoEffectWarning, match=r"(?s)no hidden matrix of the model.*2\.weight  other   in no optimizer"):
         started(adamw, model, algorithm)
-    assert "  Muon  " not in algorithm.explain()
+    assert "  hidden  " not in algorithm.explain()
 
 
 def test_a_model_without_hidden_matrices_gets_a_warning() -> None:

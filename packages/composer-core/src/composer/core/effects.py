@@ -86,6 +86,12 @@ CLIPS_GRADIENTS = "clips_gradients"
 """Effect: limits gradients before the step."""
 WRAPS_OPTIMIZER = "wraps_optimizer"
 """Effect: wraps the optimizer in another optimizer."""
+DISPLACES_WEIGHTS = "displaces_weights"
+"""Effect: moves the weights for the passes of a step; between steps they are what the optimizer has made of them."""
+PINS_NORMS = "pins_norms"
+"""Effect: restores the norms of weights after a step."""
+DECAYS_WEIGHTS = "decays_weights"
+"""Effect: decays weights itself after a step, instead of the optimizer."""
 AVERAGES_WEIGHTS = "averages_weights"
 """Effect: maintains an average of the weights."""
 SWAPS_WEIGHTS = "swaps_weights"
@@ -131,6 +137,9 @@ PHRASES = {
     REPLACES_OPTIMIZER: "replaces the optimizer",
     CLIPS_GRADIENTS: "clips gradients",
     WRAPS_OPTIMIZER: "wraps the optimizer",
+    DISPLACES_WEIGHTS: "moves the weights for the passes of a step",
+    PINS_NORMS: "restores the norms of weights",
+    DECAYS_WEIGHTS: "decays weights after a step",
     AVERAGES_WEIGHTS: "averages weights",
     SWAPS_WEIGHTS: "swaps weights for a while",
 }

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from composer.algorithms.muon.optimizer import Coefficients, MuonOptimizer, check_muon_arguments
-from composer.algorithms.muon.split import MuonSplit, check_patterns, split_muon_parameters
+from composer.algorithms.utils.hidden_matrices import HiddenMatrices, check_patterns, find_hidden_matrices
 from composer.algorithms.warnings import warn_no_effect
 from composer.core import (
     CHANGES_LAYERS,
@@ -63,7 +63,7 @@ def build_muon(
         >>> [sum(p.numel() for group in o.param_groups for p in group["params"]) for o in (muon, adamw)]
         [256, 228]
     """
-    split = split_muon_parameters(model, include, exclude)
+    split = find_hidden_matrices(model, include, exclude)
     if not split.matrices or not split.others:
         raise ValueError(
             "`model` must have hidden matrices and other parameters, got\n"
@@ -165,7 +165,7 @@ class Muon(Algorithm):
         self.nesterov, self.scale, self.coefficients = nesterov, scale, coefficients
         self.cautious, self.normalize, self.fixed_norm = cautious, normalize, fixed_norm
         self.include, self.exclude = tuple(include), tuple(exclude)
-        self.split: MuonSplit | None = None
+        self.split: HiddenMatrices | None = None
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Divide the parameters of the optimizers, unless one is a `MuonOptimizer` already; check the schedulers."""
@@ -175,7 +175,7 @@ class Muon(Algorithm):
             return
         if any(isinstance(optimizer, MuonOptimizer) for optimizer in state.optimizers):
             return
-        self.split = split_muon_parameters(state.model, self.include, self.exclude)
+        self.split = find_hidden_matrices(state.model, self.include, self.exclude)
         matrices = {id(matrix.parameter): name for name, matrix in self.split.matrices.items()}
         optimized = {id(p) for o in state.optimizers for group in o.param_groups for p in group["params"]}
         left_out = [name for key, name in matrices.items() if key not in optimized]
@@ -245,7 +245,7 @@ def _decay_of(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> Any:
     return decay
 
 
-def _muon_groups(split: MuonSplit, names: Iterable[str], options: dict[str, Any]) -> list[dict[str, Any]]:
+def _muon_groups(split: HiddenMatrices, names: Iterable[str], options: dict[str, Any]) -> list[dict[str, Any]]:
     """Return parameter groups of `MuonOptimizer`: one for each way to store a matrix."""
     groups: dict[Any, list[nn.Parameter]] = {}
     for name in names:

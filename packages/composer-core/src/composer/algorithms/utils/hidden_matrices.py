@@ -1,4 +1,4 @@
-"""The division of a model's parameters between Muon and another optimizer."""
+"""The hidden matrices of a model: weights of its layers that are neither embeddings nor first or last layers."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _UNKNOWN = {"c_attn", "kv", "qkv", "qkv_proj", "Wqkv", "query_key_value"}
 
 
 @dataclass(frozen=True)
-class MuonMatrix:
-    """A weight for Muon, and how its matrices are stored; see `MuonOptimizer`.
+class HiddenMatrix:
+    """A weight of a hidden layer, and how its matrices are stored.
 
     Attributes:
         parameter: The weight.
@@ -40,52 +40,52 @@ class MuonMatrix:
 
 
 @dataclass(frozen=True)
-class MuonSplit:
-    """The parameters of a model by optimizer. Prints as a table.
+class HiddenMatrices:
+    """The trainable parameters of a model, divided. Prints as a table.
 
     Attributes:
-        matrices: The weights for Muon, by name.
-        others: The trainable parameters for the other optimizer, by name.
-        reasons: Why a parameter of `others` is not for Muon, by name.
+        matrices: The hidden matrices, by name.
+        others: The other parameters, by name.
+        reasons: Why a parameter of `others` is no hidden matrix, by name.
     """
 
-    matrices: dict[str, MuonMatrix] = field(default_factory=dict)
+    matrices: dict[str, HiddenMatrix] = field(default_factory=dict)
     others: dict[str, nn.Parameter] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
 
-    def without(self, names: Iterable[str], reason: str) -> MuonSplit:
+    def without(self, names: Iterable[str], reason: str) -> HiddenMatrices:
         """Return the split with some of the matrices among the other parameters.
 
         Args:
             names: Their names.
-            reason: Why they are not for Muon.
+            reason: Why they are left out.
         """
         moved = {name: self.matrices[name].parameter for name in names}
         matrices = {name: matrix for name, matrix in self.matrices.items() if name not in moved}
-        return MuonSplit(matrices, {**moved, **self.others}, {**self.reasons, **dict.fromkeys(moved, reason)})
+        return HiddenMatrices(matrices, {**moved, **self.others}, {**self.reasons, **dict.fromkeys(moved, reason)})
 
     def __str__(self) -> str:
-        rows = [(name, "Muon", _described(matrix)) for name, matrix in self.matrices.items()]
+        rows = [(name, "hidden", _described(matrix)) for name, matrix in self.matrices.items()]
         rows += [(name, "other", self.reasons[name]) for name in self.others]
         width = max((len(name) for name, _, _ in rows), default=0)
-        return "\n".join(f"{name:{width}}  {owner:5}  {text}" for name, owner, text in rows)
+        return "\n".join(f"{name:{width}}  {owner:6}  {text}" for name, owner, text in rows)
 
 
-def split_muon_parameters(model: nn.Module, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> MuonSplit:
-    """Divide the trainable parameters of a model between Muon and another optimizer.
+def find_hidden_matrices(model: nn.Module, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> HiddenMatrices:
+    """Divide the trainable parameters of a model: its hidden matrices, and all others.
 
-    Muon gets the weights of hidden linear layers and convolutions. The other optimizer gets embeddings, the first and
+    Hidden matrices are the weights of hidden linear layers and convolutions. The others are embeddings, the first and
     the last layer with weights, output embeddings, weights that are tied to another module, low-rank adapters,
     depthwise convolutions, matrices with a side below 4 or more than 128 times longer than wide, and all biases, norms
     and other parameters. Of several heads only the last counts as the last layer: name the others in `exclude`. Query,
     key and value in one weight are divided if its layer has one of the usual names and its parts are equal. If they are
-    unequal or interleaved, as with grouped queries, the other optimizer gets the weight.
+    unequal or interleaved, as with grouped queries, the weight is one of the others.
 
     Args:
         model: The model, after all changes of its layers.
-        include: Regular expressions; parameters whose name contains a match are for Muon. They must be matrices or
-            weights of convolutions.
-        exclude: Regular expressions; parameters whose name contains a match are for the other optimizer.
+        include: Regular expressions; parameters whose name contains a match are hidden matrices. They must be
+            matrices or weights of convolutions.
+        exclude: Regular expressions; parameters whose name contains a match are none.
 
     Raises:
         TypeError: `include` or `exclude` is not a sequence of strings.
@@ -94,19 +94,19 @@ def split_muon_parameters(model: nn.Module, include: Sequence[str] = (), exclude
 
     Example:
         >>> model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4))
-        >>> print(split_muon_parameters(model))
-        2.weight  Muon   16 x 16
-        0.weight  other  first layer
-        0.bias    other  not a matrix
-        2.bias    other  not a matrix
-        4.weight  other  last layer
-        4.bias    other  not a matrix
+        >>> print(find_hidden_matrices(model))
+        2.weight  hidden  16 x 16
+        0.weight  other   first layer
+        0.bias    other   not a matrix
+        2.bias    other   not a matrix
+        4.weight  other   last layer
+        4.bias    other   not a matrix
     """
     names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     included, excluded = (
         _matching(names, patterns, argument) for patterns, argument in ((include, "include"), (exclude, "exclude"))
     )
-    split = MuonSplit()
+    split = HiddenMatrices()
     found = {id(parameter): (matrix, reason) for parameter, matrix, reason in _layers(model)}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
@@ -120,9 +120,9 @@ def split_muon_parameters(model: nn.Module, include: Sequence[str] = (), exclude
             if matrix is None and parameter.dim() > 2:
                 raise ValueError(
                     f"`include` must match matrices or weights of convolutions, but {name!r} has the shape "
-                    f"{tuple(parameter.shape)}. Leave it to the other optimizer."
+                    f"{tuple(parameter.shape)}. Leave it out."
                 )
-            matrix, reason = matrix or MuonMatrix(parameter), ""
+            matrix, reason = matrix or HiddenMatrix(parameter), ""
         if name in excluded:
             reason = "excluded"
         if reason or matrix is None:
@@ -162,8 +162,8 @@ def _matching(names: list[str], patterns: Sequence[str], argument: str) -> set[s
     return matching
 
 
-def _layers(model: nn.Module) -> Iterator[tuple[nn.Parameter, MuonMatrix | None, str]]:
-    """Yield the weights of layers, how Muon updates them, and the reason if it should not."""
+def _layers(model: nn.Module) -> Iterator[tuple[nn.Parameter, HiddenMatrix | None, str]]:
+    """Yield the weights of layers, how their matrices are stored, and why they are none."""
     adapters = find_adapter_layers(model)
     named = [(name, module) for name, module in model.named_modules() if _weights_of(module)]
     ends = {id(named[0][1]): "first layer", id(named[-1][1]): "last layer"} if named else {}
@@ -205,8 +205,8 @@ def _is_conv1d(module: nn.Module) -> bool:
     return type(module).__name__ == "Conv1D" and isinstance(getattr(module, "nf", None), int)
 
 
-def _matrix(module: nn.Module, weight: nn.Parameter, name: str) -> tuple[MuonMatrix | None, str]:
-    """Return how Muon updates the weight of a layer, and the reason if it should not."""
+def _matrix(module: nn.Module, weight: nn.Parameter, name: str) -> tuple[HiddenMatrix | None, str]:
+    """Return how the matrices of a weight are stored, and the reason if it is none."""
     if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
         return None, "embedding"
     groups, transposed = getattr(module, "groups", 1), _is_conv1d(module)
@@ -228,10 +228,10 @@ def _matrix(module: nn.Module, weight: nn.Parameter, name: str) -> tuple[MuonMat
         return None, "a side below 4"
     if long > 128 * short:
         return None, "long and narrow"
-    return MuonMatrix(weight, blocks, transposed, groups), ""
+    return HiddenMatrix(weight, blocks, transposed, groups), ""
 
 
-def _described(matrix: MuonMatrix) -> str:
+def _described(matrix: HiddenMatrix) -> str:
     shape = matrix.parameter.shape
     rows, columns = shape[0], shape[1:].numel()
     if matrix.transposed:
