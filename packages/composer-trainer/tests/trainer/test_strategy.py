@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed
 
 from composer.core import Algorithm
 from composer.trainer import DataParallel, RankStrategy, Strategy, Trainer
@@ -70,8 +72,43 @@ def test_a_strategy_decides_itself_when_it_averages() -> None:
 
 
 def test_a_class_is_no_strategy() -> None:
-    with pytest.raises(TypeError, match=r"or an object of a class derived from `composer.trainer.Strategy`, got <"):
+    with pytest.raises(TypeError, match=r"must be an object, got the class RankStrategy. Write `RankStrategy\(\)`"):
         make(RankStrategy)
+
+
+class Remembering(Strategy):
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+
+def test_a_strategy_that_would_not_be_saved_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"must not have a `state_dict`, as Remembering has: a strategy is not saved"):
+        make(Remembering())
+
+
+class Wrapping(Strategy):
+    def wrap(self, model: torch.nn.Module, algorithms: Any) -> torch.nn.Module:
+        return torch.nn.Sequential(model)
+
+
+def test_wrappers_that_would_rename_the_weights_are_refused(group_of_one: None) -> None:
+    with pytest.raises(ValueError, match=r"`Wrapping.wrap` must return the model that it gets, .* got Sequential"):
+        make(Wrapping())
+
+
+def test_a_strategy_belongs_to_one_trainer(group_of_one: None) -> None:
+    strategy = RankStrategy()
+    trainer = make(strategy)
+    with pytest.raises(ValueError, match=r"a strategy of its own .* this RankStrategy belongs to another one"):
+        make(strategy)
+    trainer.close()
+    make(strategy).close()
+
+
+@pytest.fixture
+def group_of_one() -> Iterator[None]:
+    yield
+    torch.distributed.destroy_process_group()
 
 
 def test_a_strategy_must_be_one_for_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 import torch.distributed
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler
 from tqdm import tqdm
 
@@ -139,7 +140,7 @@ class TrainerParts:
             self._evaluation.modes.check()
         # Module surgery has drawn random numbers; reseed, so that training is the same whatever the algorithms.
         reproducibility.seed_all(self.state.seed)
-        self.state.model = self._strategy.wrap(self.state.model, self.state.algorithms)
+        self._wrap()
         if compile_config is not None:
             self._compile_model(compile_config)
 
@@ -196,6 +197,7 @@ class TrainerParts:
         precision = resolve_precision(arguments.precision, device)
         strategy = self._strategy = _strategy_of(arguments)
         _connect(strategy, device, arguments.dist_timeout)
+        strategy.check_precision(precision)
         optimizers = [] if is_function(arguments.optimizers) else build_optimizers(model, arguments.optimizers)
         if arguments.deterministic_mode:
             reproducibility.configure_deterministic_mode()
@@ -356,13 +358,13 @@ class TrainerParts:
                     strict_model_weights=arguments.load_strict_model_weights,
                     progress_bar=arguments.load_progress_bar,
                     algorithm_passes=arguments.algorithm_passes,
-                    shard=lambda: strategy.shard(state),
+                    shard=self._shard,
                 )
             elif arguments.load_path is not None:
                 path = os.path.expanduser(arguments.load_path)
                 self._load_checkpoint(path, arguments)
             else:
-                strategy.shard(state)
+                self._shard()
         if path:
             state.run_name, state.load_path, now = run_name, path, state.timestamp
             run = f"The run, at epoch {now.epochs} and batch {now.batches},"
@@ -383,6 +385,26 @@ class TrainerParts:
         if self.logger.destinations:  # not before, because loading may change the seed
             self.logger.log_hyperparameters({"rank_zero_seed": state.rank_zero_seed})
 
+    def _shard(self) -> None:
+        """Shard the model among ranks; checkpoints gather what is sharded."""
+        self._strategy.shard(self.state)
+        self.state.fsdp_enabled = any(hasattr(each, "full_tensor") for each in self.state.model.parameters())
+
+    def _wrap(self) -> None:
+        """Let the strategy wrap the model, in a wrapper that checkpoints know.
+
+        Raises:
+            ValueError: It is another one.
+        """
+        model = self.state.model
+        wrapped = self.state.model = self._strategy.wrap(model, self.state.algorithms)
+        if wrapped is not model and not isinstance(wrapped, DistributedDataParallel):
+            raise ValueError(
+                f"`{type(self._strategy).__name__}.wrap` must return the model that it gets, changed in place, or a "
+                f"`DistributedDataParallel` around it, got {described(wrapped)}: another wrapper would change the "
+                f"names of the weights in checkpoints. Use hooks of the module instead."
+            )
+
     def _load_checkpoint(self, path: str, arguments: Arguments) -> None:
         """Load `load_path`; the model is sharded among ranks as soon as its structure is final."""
         state, run_name = self.state, self.state.run_name
@@ -399,7 +421,7 @@ class TrainerParts:
             arguments.load_ignore_keys,
             arguments.load_exclude_algorithms,
             arguments.algorithm_passes,
-            shard=lambda: self._strategy.shard(state),
+            shard=self._shard,
         )
         if self._branch_duration is not None and state.run_name == run_name:
             raise ValueError(
@@ -458,8 +480,8 @@ def _strategy_of(arguments: Arguments) -> Strategy:
     """Return what runs the steps; nothing is connected yet.
 
     Raises:
-        ValueError: `ddp_sync_strategy` is given with a strategy that has no such choice, or the strategy refuses
-            algorithms; all are named.
+        ValueError: `ddp_sync_strategy` is given with a strategy that has no such choice, or the strategy has a state
+            or refuses algorithms; all are named.
     """
     config, sync = arguments.parallelism_config, arguments.ddp_sync_strategy
     if isinstance(config, Strategy):
@@ -469,8 +491,13 @@ def _strategy_of(arguments: Arguments) -> Strategy:
                 f"`ddp_sync_strategy` must not be given with `parallelism_config={name}(...)`, which decides itself "
                 f"when gradients are averaged. Leave it out."
             )
+        if hasattr(config, "state_dict"):
+            raise ValueError(
+                f"`parallelism_config` must not have a `state_dict`, as {name} has: a strategy is not saved. Give what "
+                f"must be saved to a `Callback` with a `state_dict`."
+            )
         refused = {type(each).__name__: config.refusal(each) for each in arguments.algorithms or ()}
-        reasons = [f"`{algorithm}`: {reason}" for algorithm, reason in refused.items() if reason is not None]
+        reasons = [f"`{algorithm}`: {reason}" for algorithm, reason in refused.items() if reason]
         if reasons:
             raise ValueError(f"`algorithms` cannot all run with {name}. {' '.join(reasons)}")
         return config

@@ -265,7 +265,9 @@ def _sync_strategy(name: str, value: Any) -> DDPSyncStrategy:
         raise ValueError(f"`{name}` must be {known} or None, got {value!r}.") from None
 
 
-def _parallelism(_: str, value: Any) -> ParallelismConfig | Strategy | None:
+def _parallelism(name: str, value: Any) -> ParallelismConfig | Strategy | None:
+    if isinstance(value, type) and issubclass(value, Strategy):
+        raise TypeError(f"`{name}` must be an object, got the class {value.__name__}. Write `{value.__name__}()`.")
     return value if isinstance(value, Strategy) else ParallelismConfig.of(value)
 
 

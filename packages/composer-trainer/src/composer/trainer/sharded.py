@@ -17,7 +17,6 @@ from composer.distributed.ddp import DDPSyncStrategy
 from composer.distributed.fsdp2 import check_can_shard, device_of, is_unit, shard_model
 from composer.distributed.mesh import REPLICATE, SHARD, TENSOR, make_mesh
 from composer.distributed.tensor_parallel import divide_layers
-from composer.loop.loss_terms import Count
 from composer.trainer.strategy import RankStrategy, check_same_structure, flatten_metrics
 from composer.utils import dist
 from composer.utils.parallelism import FSDP2Config, ParallelismConfig, TPConfig
@@ -108,7 +107,6 @@ class ShardedParallel(RankStrategy):
             )
         self._units = [module for module in model.modules() if is_unit(module)]
         self._precision = state.precision
-        state.fsdp_enabled = True
 
     def check_loader(self, dataloader: Any, argument: str) -> None:
         """Check that tensor-parallel ranks get the same samples.
@@ -188,17 +186,3 @@ class ShardedParallel(RankStrategy):
             return samples, tokens, interrupted, lap
         share = samples / self._degree
         return int(share) if share.is_integer() else share, tokens // self._degree, interrupted, lap
-
-    def mean_count(self, count: Count, microbatches: int) -> Count:
-        """Average the terms of the loss over ranks; see `Strategy`.
-
-        Raises:
-            RuntimeError: Ranks have different numbers of microbatches.
-        """
-        mean = super().mean_count(count, microbatches)
-        if not self.equal_microbatches:
-            raise RuntimeError(
-                f"All ranks of a sharded model must have the same number of microbatches, but not all have "
-                f"{microbatches}, like rank {self.rank}. Use batches of one size, for example with `drop_last=True`."
-            )
-        return mean

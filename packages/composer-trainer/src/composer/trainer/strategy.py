@@ -35,14 +35,18 @@ class Strategy:
     """A run in one process: nothing to wrap, synchronize or reduce. The interface of all strategies.
 
     The Trainer calls the methods in the order in which they are listed here. A strategy for several ranks derives from
-    `RankStrategy`, which implements those that exchange values.
+    `RankStrategy`, which implements those that exchange values. In one process, nothing is averaged or exchanged.
+
+    A strategy is not saved: rank 0's model, optimizers and callbacks are, so all ranks must have the same ones whenever
+    a checkpoint or an evaluation is due. What a strategy must remember belongs in a `Callback` with a `state_dict`.
 
     Attributes:
         world_size: The number of ranks.
-        collective_forward: All ranks must run a forward pass together, because it exchanges weights. In an evaluation,
-            a rank whose loader has fewer batches repeats one; the microbatch size `"auto"` is refused.
-        averages_in_backward: Gradients are averaged during the backward pass, so `average_gradients` is only called
-            after passes that `backward_context` kept from it.
+        collective_forward: All ranks must run a forward pass together, because it exchanges weights. They must have
+            the same number of microbatches. In an evaluation, a rank whose loader has fewer batches repeats one. The
+            microbatch size `"auto"` is refused.
+        averages_in_backward: Gradients are averaged during the backward pass. `average_gradients` is then only called
+            in the search for a microbatch size, whose passes have `sync=False`.
     """
 
     world_size: int = 1
@@ -95,7 +99,7 @@ class Strategy:
         """Check that a loader's sampler splits the data as the ranks need it."""
 
     def check_precision(self, precision: Precision) -> None:
-        """Check that the run can continue in another precision."""
+        """Check that the run can begin, or continue, in a precision."""
 
     def prepare_metrics(self, metrics: Iterable[Any]) -> None:
         """Prepare metrics to be computed over all ranks."""
@@ -106,6 +110,10 @@ class Strategy:
         Args:
             model: The model, on its device, or as `shard` has left it.
             algorithms: The algorithms of the run.
+
+        Returns:
+            The same model, perhaps changed in place, or a `DistributedDataParallel` around it: other wrappers would
+            change the names of its weights in checkpoints.
         """
         return model
 
@@ -116,7 +124,8 @@ class Strategy:
 
         Args:
             last_microbatch: The microbatch is the last one of its batch.
-            sync: Gradients are averaged over ranks for this pass; False, for example, in the first pass of SAM.
+            sync: Gradients are averaged over ranks for this pass; False, for example, in the first pass of SAM. A
+                strategy whose gradients exist in shards only averages them anyway.
 
         Returns:
             The context; None if none is needed.
@@ -124,7 +133,10 @@ class Strategy:
         return None
 
     def average_gradients(self) -> None:
-        """Average the gradients of this rank's passes over all ranks, in place."""
+        """Average the gradients of this rank's passes over all ranks, in place.
+
+        With the precision `amp_fp16` they are still multiplied by the scale of the gradient scaler.
+        """
 
     def sum_counts(
         self, samples: float, tokens: int, interrupted: bool = False, lap: float = 0.0
@@ -144,6 +156,8 @@ class Strategy:
 
     def mean_count(self, count: Count, microbatches: int) -> Count:
         """Average the terms of the loss over ranks; the result weighs each rank's microbatches.
+
+        Ranks that do not average their gradients return `count`.
 
         Args:
             count: The number of terms on this rank.
@@ -214,6 +228,16 @@ class RankStrategy(Strategy):
     equal_microbatches: bool
 
     def connect(self, device: Device, timeout: float) -> None:
+        """Prepare the exchange with other ranks.
+
+        Raises:
+            ValueError: The object belongs to another Trainer, which is not closed.
+        """
+        if not getattr(self, "_closed", True):
+            raise ValueError(
+                f"`parallelism_config` must be a strategy of its own for each `Trainer`, but this "
+                f"{type(self).__name__} belongs to another one, which is not closed. Make a new object."
+            )
         self.world_size, self.rank = dist.get_world_size(), dist.get_global_rank()
         self.equal_microbatches = True
         self._closed = False
@@ -295,11 +319,21 @@ class RankStrategy(Strategy):
         return total, int(sums[1]), sums[2] > 0, sums[3]
 
     def mean_count(self, count: Count, microbatches: int) -> Count:
+        """Average the terms of the loss over ranks; see `Strategy`.
+
+        Raises:
+            RuntimeError: Ranks that must run forward passes together have different numbers of microbatches.
+        """
         # The sum of squares tells every rank whether all have the same number of microbatches.
         on_host = 0.0 if isinstance(count, torch.Tensor) else count
         total: Count
         total, number, squares = self._all_reduce((on_host, microbatches, microbatches**2))
         self.equal_microbatches = squares * self.world_size == number**2
+        if self.collective_forward and not self.equal_microbatches:
+            raise RuntimeError(
+                f"All ranks of a sharded model must have the same number of microbatches, but not all have "
+                f"{microbatches}, like rank {self.rank}. Use batches of one size, for example with `drop_last=True`."
+            )
         if isinstance(count, torch.Tensor):
             total = count.clone()
             torch.distributed.all_reduce(total)

@@ -263,7 +263,7 @@ class ParallelismConfig:
         if not isinstance(config, Mapping):
             raise TypeError(
                 f"`parallelism_config` must be a dict with 'fsdp' and 'tp', a `ParallelismConfig`, or an object of a "
-                f"class derived from `composer.trainer.Strategy`, got {config!r}."
+                f"class derived from `composer.trainer.RankStrategy`, got {config!r}."
             )
         unknown = config.keys() - {"fsdp", "fsdp2", "tp"}
         if unknown:
