@@ -9,7 +9,14 @@ import torch
 from torch.optim.lr_scheduler import LambdaLR
 
 from composer.core import State, Time
-from composer.optim import DecoupledAdamW, LinearScheduler, LinearWithWarmupScheduler, compile_composer_scheduler
+from composer.optim import (
+    ConstantScheduler,
+    DecoupledAdamW,
+    GroupScheduler,
+    LinearScheduler,
+    LinearWithWarmupScheduler,
+    compile_composer_scheduler,
+)
 
 StateOf = Callable[..., State]
 Move = Callable[[State, str], None]
@@ -45,6 +52,36 @@ def test_every_group_keeps_its_own_initial_rate(state: State, move: Move) -> Non
     assert [group["initial_lr"] for group in state.optimizers[0].param_groups] == [0.1, 0.01]
 
 
+def test_named_groups_have_schedules_of_their_own(state: State, move: Move) -> None:
+    weight, bias = state.model.parameters()
+    first = torch.optim.SGD([{"params": [weight]}, {"params": [bias], "name": "bias"}], lr=1.0)
+    other = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=4.0)  # without a group of that name
+    state.optimizers = [first, other]
+    schedule = GroupScheduler(LinearScheduler(), bias=LinearScheduler(t_max="50ba"))
+    schedulers = [compile_composer_scheduler(schedule, state, optimizer=each) for each in (first, other)]
+    rates = []
+    for batch in (10, 40, 60):
+        move(state, f"{batch}ba")
+        for scheduler in schedulers:
+            scheduler.step()
+        rates.append([group["lr"] for optimizer in state.optimizers for group in optimizer.param_groups])
+    schedulers[0].scale_schedule(0.5)
+
+    assert [[0.9, 0.8, 3.6], [0.6, 0.2, 2.4], [0.4, 0.0, 1.6]] == [pytest.approx(row) for row in rates]
+    assert [0.4, 0.0] == pytest.approx(schedulers[0].get_last_lr())
+    assert "GroupScheduler(LinearScheduler(alpha_i=1.0" in repr(schedule)
+
+
+def test_a_schedule_of_a_group_that_no_optimizer_has_is_refused(state: State) -> None:
+    schedule = GroupScheduler(LinearScheduler(), baises=ConstantScheduler())
+    state.optimizers[0].param_groups[0]["name"] = "weights"
+
+    with pytest.raises(ValueError, match=r"which are \['weights'\], got \['baises'\]"):
+        compile_composer_scheduler(schedule, state)
+    with pytest.raises(TypeError, match="must be schedules of one group, got a `GroupScheduler`"):
+        GroupScheduler(ConstantScheduler(), bias=schedule)
+
+
 def test_compiling_again_starts_from_the_initial_rate(state: State, move: Move) -> None:
     compile_composer_scheduler(LinearScheduler(alpha_i=0.5), state)
     scheduler = compile_composer_scheduler(LinearScheduler(alpha_i=0.1), state)
@@ -56,6 +93,7 @@ def test_the_checkpoint_of_the_scheduler_holds_no_schedule(state: State) -> None
     saved = compile_composer_scheduler(LinearScheduler(), state).state_dict()
 
     assert saved["lr_lambdas"] == [None]
+    assert "_names" not in saved
 
 
 def test_a_schedule_that_does_not_fit_the_run_fails_immediately(state: State) -> None:

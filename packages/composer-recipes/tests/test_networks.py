@@ -150,9 +150,24 @@ def test_the_network_of_the_records_is_whitened_first_and_begins_with_identities
         SpeedNet(10, 3, width=0)
 
 
+def test_the_scores_of_the_records_are_divided_by_the_number_of_channels() -> None:
+    network = SpeedNet(10, 3, width=4).eval()
+    x = torch.randn(2, 3, 32, 32)
+    largest = network.features(x).amax((2, 3))
+
+    torch.testing.assert_close(largest @ network.classifier.weight.T / 16, network(x))
+    assert pytest.approx(1.0) == float(network.classifier.weight.detach().std())
+
+
 def test_the_optimizer_of_the_records_divides_the_decay_by_each_learning_rate() -> None:
     network = SpeedNet(10, 3, width=4)
-    weights, biases = cifar10_record.Training(lr=2.0, weight_decay=0.01).optimizer(network).param_groups
+    training = cifar10_record.Training(lr=2.0, head_lr=40.0, bias_lr=8.0, weight_decay=0.01)
+    groups = {group["name"]: group for group in training.optimizer(network).param_groups}
 
-    assert (2.0, 0.005, 8) == (weights["lr"], weights["weight_decay"], len(weights["params"]))
-    assert (128.0, 0.01 / 128, 7) == (biases["lr"], biases["weight_decay"], len(biases["params"]))
+    assert {
+        "filters": (2.0, 0.005, 7),
+        "head": (40.0, 0.00025, 1),
+        "biases": (8.0, 0.00125, 6),
+        "whitening_bias": (8.0, 0.00125, 1),
+    } == {name: (group["lr"], group["weight_decay"], len(group["params"])) for name, group in groups.items()}
+    assert [network.features[0].bias] == groups["whitening_bias"]["params"]

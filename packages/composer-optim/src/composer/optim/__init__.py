@@ -9,6 +9,7 @@ from composer.optim.scheduler import CosineAnnealingScheduler as CosineAnnealing
 from composer.optim.scheduler import CosineAnnealingWarmRestartsScheduler as CosineAnnealingWarmRestartsScheduler
 from composer.optim.scheduler import CosineAnnealingWithWarmupScheduler as CosineAnnealingWithWarmupScheduler
 from composer.optim.scheduler import ExponentialScheduler as ExponentialScheduler
+from composer.optim.scheduler import GroupScheduler as GroupScheduler
 from composer.optim.scheduler import LinearScheduler as LinearScheduler
 from composer.optim.scheduler import LinearWithWarmupScheduler as LinearWithWarmupScheduler
 from composer.optim.scheduler import MultiStepScheduler as MultiStepScheduler
@@ -30,6 +31,7 @@ __all__ = [
     "DecoupledAdamW",
     "DecoupledSGDW",
     "ExponentialScheduler",
+    "GroupScheduler",
     "LinearScheduler",
     "LinearWithWarmupScheduler",
     "MultiStepScheduler",

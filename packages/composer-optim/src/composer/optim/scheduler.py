@@ -98,6 +98,52 @@ class Schedule(ComposerScheduler, ABC):
         return f"{type(self).__name__}({arguments})"
 
 
+class GroupScheduler(ComposerScheduler):
+    """Schedules of parameter groups by their names, and one schedule for all other groups.
+
+    The name of a group is given with it: `SGD([{"params": [...], "name": "bias"}, ...])`.
+
+    Args:
+        scheduler: The schedule of all groups that are not in `named`.
+        **named: The schedule of the group of that name.
+
+    Attributes:
+        scheduler: As given.
+        named: As given.
+
+    Raises:
+        TypeError: A schedule is a `GroupScheduler` itself.
+        ValueError: When it is compiled, if no optimizer of the run has a group of a name.
+
+    Example:
+        >>> import torch
+        >>> from composer.core import State
+        >>> model = torch.nn.Linear(1, 1)
+        >>> groups = [{"params": [model.weight]}, {"params": [model.bias], "name": "bias"}]
+        >>> state = State(model=model, rank_zero_seed=0, max_duration="8ba")
+        >>> state.optimizers = torch.optim.SGD(groups, lr=1.0)
+        >>> state.timestamp = state.timestamp.copy(batch=2)
+        >>> schedule = GroupScheduler(LinearScheduler(), bias=LinearScheduler(t_max="4ba"))
+        >>> compile_composer_scheduler(schedule, state).get_last_lr()
+        [0.75, 0.5]
+    """
+
+    def __init__(self, scheduler: Callable[..., float], **named: Callable[..., float]) -> None:
+        if any(isinstance(each, GroupScheduler) for each in (scheduler, *named.values())):
+            raise TypeError(
+                "`scheduler` and the schedules by name must be schedules of one group, got a `GroupScheduler`."
+            )
+        self.scheduler, self.named = scheduler, named
+
+    def __call__(self, state: State, ssr: float = 1.0) -> float:
+        """Return the factor of the groups that have no schedule of their own."""
+        return _bind(self.scheduler, state, ssr)()
+
+    def __repr__(self) -> str:
+        named = "".join(f", {name}={each!r}" for name, each in self.named.items())
+        return f"GroupScheduler({self.scheduler!r}{named})"
+
+
 # ---- schedules without warmup ----
 #
 # In the formulas, t is the trained time in the unit of the argument it is compared with, and x = min(1, t / t_max) is
@@ -892,7 +938,8 @@ def compile_composer_scheduler(
 
     Raises:
         ValueError: `optimizer` is None and the state does not have exactly one; `ssr` is not 1 and `scheduler` does not
-            take it; or the factor is NaN, infinite or negative, which is also checked in every step.
+            take it; the factor is NaN, infinite or negative, which is also checked in every step; or a name of a
+            `GroupScheduler` is that of no group.
         TypeError: The factor is not a number.
 
     Example:
@@ -916,6 +963,14 @@ def compile_composer_scheduler(
                 f"Pass one as `optimizer`."
             )
         optimizer = state.optimizers[0]
+    if isinstance(scheduler, GroupScheduler):
+        names = {group.get("name") for each in (optimizer, *state.optimizers) for group in each.param_groups}
+        unknown = [name for name in scheduler.named if name not in names]
+        if unknown:
+            raise ValueError(
+                f"`scheduler` must have names of parameter groups of the optimizers, which are "
+                f"{sorted(filter(None, names))}, got {unknown}. Name a group with `{{'params': [...], 'name': ...}}`."
+            )
     return _CompiledSchedule(scheduler, state, ssr, optimizer)
 
 
@@ -926,9 +981,14 @@ class _CompiledSchedule(LambdaLR):
 
     def __init__(self, scheduler: Callable[..., float], state: State, ssr: float, optimizer: Optimizer) -> None:
         self.schedule, self._state, self._ssr = scheduler, state, ssr
+        self._names = [group.get("name") for group in optimizer.param_groups]
         self._bind()
         own_step = vars(optimizer).get("step")
-        super().__init__(optimizer, lambda step: self._factor())
+
+        def factor_of(index: int) -> Callable[[int], float]:
+            return lambda step: self._factors()[index]
+
+        super().__init__(optimizer, [factor_of(index) for index in range(len(self._names))])
         if own_step is None:
             # Torch wraps `step` to count its calls, to warn if a scheduler steps first and so skips its first value.
             # This one takes the time from the training state and skips none.
@@ -941,16 +1001,19 @@ class _CompiledSchedule(LambdaLR):
             return
         self._step_count += 1
         self.last_epoch += 1
-        self._set_rates(self._factor())
+        self._set_rates(self._factors())
 
     def _bind(self) -> None:
         """Convert the times of the schedule, for the current length of the run and of its epochs."""
         state = self._state
         self._end, self._length, self._samples = state.max_duration, state._dataloader_len, state.samples_per_epoch
-        self._evaluate = _bind(self.schedule, self._state, self._ssr)
+        schedules: dict[Any, Callable[..., float]] = {None: self.schedule}
+        if isinstance(self.schedule, GroupScheduler):
+            schedules = {None: self.schedule.scheduler, **self.schedule.named}
+        self._evaluate = {name: _bind(each, state, self._ssr) for name, each in schedules.items()}
 
-    def _factor(self) -> Any:
-        """Evaluate the schedule.
+    def _factors(self) -> list[Any]:
+        """Evaluate the schedule, for each parameter group.
 
         Raises:
             ValueError: The factor is NaN, infinite or negative.
@@ -961,15 +1024,15 @@ class _CompiledSchedule(LambdaLR):
         is_same_length = length is self._length or length == self._length  # comparing times takes longer
         if not is_same_length or state.samples_per_epoch != self._samples or state.max_duration is not self._end:
             self._bind()
-        factor = self._evaluate()
-        if type(factor) is float and 0.0 <= factor < math.inf:  # fast path: the usual case, at every step
-            return factor
-        _check_factor(factor, self.schedule, state)
-        return factor
+        factors = {name: evaluate() for name, evaluate in self._evaluate.items()}
+        for factor in factors.values():
+            if type(factor) is not float or not 0.0 <= factor < math.inf:  # the check itself takes longer
+                _check_factor(factor, self.schedule, state)
+        return [factors.get(name, factors[None]) for name in self._names]
 
-    def _set_rates(self, factor: Any) -> None:
+    def _set_rates(self, factors: list[Any]) -> None:
         rates: list[Any] = []
-        for group, initial in zip(self.optimizer.param_groups, self.base_lrs, strict=True):
+        for group, initial, factor in zip(self.optimizer.param_groups, self.base_lrs, factors, strict=True):
             rate = group["lr"]
             if isinstance(rate, Tensor):  # in place: compiled and captured steps read this tensor
                 rates.append(rate.fill_(initial * factor).clone())
@@ -995,14 +1058,14 @@ class _CompiledSchedule(LambdaLR):
         except Exception:
             self._ssr = before
             raise
-        self._set_rates(self._factor())
+        self._set_rates(self._factors())
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state dict of a `LambdaLR`."""
         return {key: value for key, value in super().state_dict().items() if key not in _UNSAVED}
 
 
-_UNSAVED = {"schedule", "_state", "_ssr", "_end", "_length", "_samples", "_evaluate"}
+_UNSAVED = {"schedule", "_state", "_ssr", "_end", "_length", "_samples", "_evaluate", "_names"}
 
 
 def _bind(scheduler: Callable[..., float], state: State, ssr: float) -> Callable[[], float]:

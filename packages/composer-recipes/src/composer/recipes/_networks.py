@@ -102,8 +102,9 @@ class SpeedNet(nn.Module):
 
     The first convolution has patches of 2x2 pixels and two filters per value of a patch. Each group halves the
     resolution after its first convolution; batch normalization and GELU follow each one. The largest value of each
-    channel goes to a linear layer, whose scores are divided by 9. The first filters of each 3x3 convolution begin as
-    identities; the scales of the normalizations stay 1.
+    channel goes to a linear layer. Its weights begin with a standard deviation of 1, and its scores are divided by the
+    number of channels. The first filters of each 3x3 convolution begin as identities; the scales of the normalizations
+    stay 1.
 
     Args:
         num_classes: Number of classes.
@@ -118,7 +119,8 @@ class SpeedNet(nn.Module):
         >>> network(torch.zeros(2, 3, 32, 32)).shape
         torch.Size([2, 10])
 
-    Source: Jordan, "94% on CIFAR-10 in 3.29 Seconds on a Single GPU", arXiv:2404.00498, sections 2 and 3.
+    Source: Jordan, "94% on CIFAR-10 in 3.29 Seconds on a Single GPU", arXiv:2404.00498, sections 2 and 3; the linear
+    layer is that of the later version with Muon.
     Differs: the whitened convolution is set by `Whitening`.
     """
 
@@ -135,11 +137,16 @@ class SpeedNet(nn.Module):
             channels = outputs
         self.features = nn.Sequential(*layers)
         self.classifier = nn.Linear(channels, num_classes, bias=False)
+        with torch.no_grad():
+            self.classifier.weight /= self.classifier.weight.std()
 
     def forward(self, x: Tensor) -> Tensor:
         """Return class scores, shape (N, num_classes), of images, shape (N, in_channels, H, W) of at least 9 pixels."""
-        scores: Tensor = self.classifier(self.features(x).amax((2, 3)))
-        return scores / 9
+        x = self.features(x)
+        # As in the record: where several positions have the largest value, `amax` would divide the gradient among them.
+        largest = nn.functional.max_pool2d(x, x.shape[2:]).flatten(1)
+        scores: Tensor = self.classifier(largest) / largest.shape[1]
+        return scores
 
 
 class _Block(nn.Module):

@@ -11,12 +11,13 @@ from composer.algorithms.muon import Muon
 from composer.algorithms.test_time_augmentation import TestTimeAugmentation
 from composer.algorithms.whitening import Whitening
 from composer.models import ComposerClassifier
-from composer.optim import ComposerScheduler, LinearScheduler
+from composer.optim import ComposerScheduler, GroupScheduler, LinearScheduler
 from composer.recipes._images import CLASSIFICATION, ImageSet
 from composer.recipes._networks import SpeedNet
 from composer.recipes._recipe import Runs, Task, check_at_least, check_training
 from composer.recipes._vision import ALGORITHMS
 from composer.recipes._vision import Cifar10 as Data
+from composer.utils import check_finite
 
 __all__ = ["TASK", "Data", "Network", "Training", "composed", "plain"]
 
@@ -39,45 +40,60 @@ class Network:
 
 @dataclass(frozen=True)
 class Training:
-    """SGD with Nesterov momentum and a separate learning rate for biases; all learning rates fall linearly to 0.
+    """SGD with Nesterov momentum; all learning rates fall linearly to 0.
 
-    The learning rates are those of the records, for the mean of the loss over a batch instead of its sum.
+    The record sums the loss over a batch. The learning rates here are for its mean, so they are those of the record
+    times its batch size. The weight decay has the value of the record: it does not depend on the loss.
 
     Args:
         epochs: Passes over the training samples.
-        lr: Learning rate of the filters and the head. `Muon` has its own for the filters.
-        bias_factor: The learning rate of biases is larger by this factor.
+        lr: Learning rate of the filters. `Muon` has its own for them.
+        head_lr: Learning rate of the linear layer.
+        bias_lr: Learning rate of the biases.
+        whitening_bias_epochs: The learning rate of the first convolution's bias falls to 0 within these epochs.
         momentum: The Nesterov momentum, in [0, 1).
-        weight_decay: What the first step removes of each weight: the L2 penalty times the learning rate.
+        weight_decay: The L2 penalty times the learning rate, the same for all parameters that SGD trains.
 
-    Source: Jordan, "94% on CIFAR-10 in 3.29 Seconds on a Single GPU", arXiv:2404.00498, section 3.4.
+    Source: Jordan, "94% on CIFAR-10 in 3.29 Seconds on a Single GPU", arXiv:2404.00498, section 3.4, for `lr` and
+    `momentum`; its later version with Muon, https://github.com/KellerJordan/cifar10-airbench, for the others.
+    Differs: the schedule lags by one batch, as all schedules of `composer.optim` do.
     """
 
     epochs: float = 8
     lr: float = 1.5
-    bias_factor: float = 64.0
+    head_lr: float = 0.67 * 2000
+    bias_lr: float = 0.053 * 2000
+    whitening_bias_epochs: int = 3
     momentum: float = 0.85
-    weight_decay: float = 0.002
+    weight_decay: float = 2e-6 * 2000
 
     def __post_init__(self) -> None:
         check_training(self.epochs, self.lr, self.weight_decay)
-        check_at_least("bias_factor", self.bias_factor, 0)
+        check_finite(head_lr=self.head_lr, bias_lr=self.bias_lr, above=0)
+        check_at_least("whitening_bias_epochs", self.whitening_bias_epochs, 1)
         if not 0 <= self.momentum < 1:
             raise ValueError(f"`momentum` must be in [0, 1), got {self.momentum!r}.")
 
     def optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:
         """Return an optimizer of the parameters of a model that are trained."""
-        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        groups = []
-        for factor, is_bias in ((1.0, False), (self.bias_factor, True)):
-            lr, params = self.lr * factor, [p for p in trained if (p.dim() == 1) == is_bias]
-            if params and lr:
-                groups.append({"params": params, "lr": lr, "weight_decay": self.weight_decay / lr})
+        rates = {"filters": self.lr, "head": self.head_lr, "biases": self.bias_lr, "whitening_bias": self.bias_lr}
+        params: dict[str, list[torch.nn.Parameter]] = {name: [] for name in rates}
+        whitening_biases = {id(each.bias) for each in model.modules() if isinstance(each, torch.nn.Conv2d)}
+        for parameter in model.parameters():
+            if id(parameter) in whitening_biases:
+                params["whitening_bias"].append(parameter)
+            elif parameter.requires_grad:
+                params[{4: "filters", 2: "head", 1: "biases"}[parameter.dim()]].append(parameter)
+        groups = [
+            {"params": params[name], "lr": lr, "weight_decay": self.weight_decay / lr, "name": name}
+            for name, lr in rates.items()
+        ]
         return torch.optim.SGD(groups, momentum=self.momentum, nesterov=self.momentum > 0)
 
     def schedule(self) -> ComposerScheduler:
         """Return the learning rate schedule."""
-        return LinearScheduler(alpha_f=0.0)
+        whitening_bias = LinearScheduler(t_max=f"{self.whitening_bias_epochs}ep")
+        return GroupScheduler(LinearScheduler(), whitening_bias=whitening_bias)
 
 
 TASK = Task(
