@@ -1106,7 +1106,9 @@ def test_a_loss_that_is_never_called_is_told() -> None:
     trainer = Both(
         Net(), arguments(), train_dataset=examples(), compute_loss_func=criterion, algorithms=ALGORITHMS["all"]()
     )
-    with pytest.raises(RuntimeError, match="`compute_loss` of Both must call `compute_loss_func`"):
+    with pytest.raises(
+        RuntimeError, match=r"loss of Both was computed without the algorithms.*call `compute_loss_func`"
+    ):
         trainer.train()
 
 
@@ -1121,10 +1123,10 @@ def test_a_method_that_hides_that_of_the_mixin_is_told() -> None:
             self.accelerator.backward(loss)
             return loss.detach()
 
-    kinds: tuple[tuple[Any, str], ...] = ((OwnLoss, "compute_loss"), (OwnStep, "training_step"))
-    for kind, method in kinds:
+    kinds: tuple[Any, ...] = (OwnLoss, OwnStep)
+    for kind in kinds:
         trainer = kind(Net(), arguments(), train_dataset=examples(), algorithms=EMA())
-        with pytest.raises(RuntimeError, match=rf"`{method}` of {kind.__name__} hides.*\(ComposerMixin, MyTrainer\)"):
+        with pytest.raises(RuntimeError, match=rf"loss of {kind.__name__} was .*hides.*\(ComposerMixin, MyTrainer\)"):
             trainer.train()
 
 

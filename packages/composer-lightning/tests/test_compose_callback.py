@@ -565,8 +565,8 @@ def test_what_conflicts_with_the_trainer_is_refused_before_training() -> None:
 
 
 def test_everything_that_is_wrong_is_told_at_once() -> None:
-    with pytest.raises(ConflictError, match=r"(?s)3 problems.*`forward`.*`MixUp` acts at.*`Replacing` replaces"):
-        ComposeCallback([MixUp(), Replacing()], forward=lambda module, batch: module(batch))
+    with pytest.raises(ConflictError, match=r"(?s)2 problems.*`MixUp` acts at.*`Replacing` replaces"):
+        ComposeCallback([MixUp(), Replacing()])
     callback, other = ComposeCallback([GradientClipping("norm", 1.0)]), StochasticWeightAveraging(swa_lrs=0.1)
     with pytest.raises(ConflictError, match=r"(?s)3 problems.*`max_epochs`.*`StochasticWeight.*clips as well"):
         refused(callback, other, max_epochs=-1, gradient_clip_val=1.0)
@@ -632,9 +632,7 @@ def test_a_training_step_that_forgets_to_return_its_loss_is_told(result: Any) ->
             super().training_step(batch, batch_idx)
             return result
 
-    with pytest.raises(
-        RuntimeError, match=r"must return `self\.composer\.loss\(batch\)`.*but returned (NoneType|dict)"
-    ):
+    with pytest.raises(RuntimeError, match=r"must return `self\.composer\.loss\(batch\)`.*, got (NoneType|dict)"):
         refused(ComposeCallback([], loss=criterion), module=Forgetful())
 
 

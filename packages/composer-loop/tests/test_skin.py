@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
@@ -9,7 +10,8 @@ import torch
 
 from composer.core import REPLACES_MODEL, Algorithm, ConflictError, Event, Placement, Timestamp
 from composer.loop import HostedRun
-from composer.loop.skin import UNAVAILABLE, conflicts, hooks_by_event, raise_all, uncounted
+from composer.loop.refusals import UNAVAILABLE, conflicts, raise_all
+from composer.loop.skin import duration, hooks_by_event, uncounted, wrap
 
 
 class Replacing(Algorithm):
@@ -52,6 +54,7 @@ def test_each_event_has_the_last_hook_before_it() -> None:
 
     assert (table[Event.FIT_START], table[Event.BATCH_START], table[Event.EVAL_END]) == ("setup", "start", "end")
     assert Event.EVAL_BEFORE_FORWARD not in table
+    assert Event.PREDICT_START not in table
 
 
 def test_an_interrupted_epoch_is_over_for_a_host_that_begins_a_new_one() -> None:
@@ -59,3 +62,21 @@ def test_an_interrupted_epoch_is_over_for_a_host_that_begins_a_new_one() -> None
 
     assert (2, 2) == uncounted(middle, 0, 0)
     assert (1, 0) == uncounted(middle.to_next_epoch(), 1, 2)
+    assert ("9ba", "4ep", "3ep") == (duration(7, 1, (2, 2)), duration(-1, 2, (2, 2)), duration(0, 2.5))
+
+
+def test_wrapped_methods_are_put_back() -> None:
+    class Host:
+        def step(self, size: int) -> int:
+            return size
+
+    host = Host()
+    undo = wrap(host, "step", lambda original, size: original(size) + 1)
+    again = wrap(host, "step", lambda original, size: original(size) * 2)
+    assert ["size"] == list(inspect.signature(host.step).parameters)
+    assert host.step(1) == 4
+    again()
+    assert host.step(1) == 2
+    undo()
+    assert host.step(1) == 1
+    assert not vars(host)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -13,31 +14,22 @@ from ignite.engine.deterministic import DeterministicEngine
 from ignite.utils import convert_tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from composer.core import (
-    REPLACES_OPTIMIZER,
-    SCALES_SCHEDULE,
-    WRAPS_OPTIMIZER,
-    Algorithm,
-    Callback,
-    Event,
-    Plan,
-    Precision,
-    TimeUnit,
-)
+from composer.core import Algorithm, Callback, Event, Plan, Precision, TimeUnit, effects
 from composer.core.time import TimeInput
 from composer.loggers import LoggerDestination
-from composer.loop import HostedRun
+from composer.loop import HostedRun, refusals, skin
 from composer.loop.hosted_run import algorithms_in
 from composer.loop.position import set_epoch
-from composer.loop.skin import UNAVAILABLE, conflicts, hooks_by_event, missing_loss, raise_all
-from composer.models.base import total_loss
-from composer.utils.misc import needs_closure
 
-_FEATURES: dict[Event | str, str] = {
-    **UNAVAILABLE,
-    SCALES_SCHEDULE: "Set `max_duration`, `max_epochs` and the schedules of Ignite.",
+_UNAVAILABLE: dict[Event | str, str] = {
+    **refusals.UNAVAILABLE,
+    effects.SCALES_SCHEDULE: "Set `max_duration`, `max_epochs` and the schedules of Ignite.",
 }
-_HOOKS = hooks_by_event(
+_WITH_SCALER: dict[Event | str, str] = dict.fromkeys(
+    (effects.WRAPS_OPTIMIZER, effects.REPLACES_OPTIMIZER),
+    "The scaler of `amp_mode` steps one plain optimizer. Use `precision='amp_bf16'`.",
+)
+_HOOKS = skin.hooks_by_event(
     INIT="the constructor",
     AFTER_LOAD="STARTED",
     ITERATION_START="EPOCH_STARTED",
@@ -50,30 +42,16 @@ _HOOKS = hooks_by_event(
     EVAL_BEFORE_ALL="run of the evaluator",
     EVAL_BATCH_START="model_fn of the evaluator",
     EVAL_END="run of the evaluator",
-    PREDICT_START="",
 )
 
 
 class IgniteRun:
     """Runs algorithms in the engines of PyTorch-Ignite, which it creates as `create_supervised_trainer` does.
 
-    A training program is::
-
-        run = IgniteRun(net, [MixUp(), EMA()], optimizer=optimizer, loss=loss, max_duration="2ep")
-        trainer = run.create_supervised_trainer()
-        evaluator = run.create_supervised_evaluator(metrics={"accuracy": Accuracy()})
-        trainer.run(loader, max_epochs=2)
-
-    With the same seed and the same batches the weights equal those of composer's own `Trainer`, bit for bit. An
-    optimizer that needs several gradients per step (`SAM`) gets them by repeating the passes of the step.
-
-    Ignite divides the loss of each batch by `gradient_accumulation_steps`, and DDP averages ranks, so that batches
-    count the same in a step, however many samples or labels they have. `Trainer` and `HostedRun` weight them by these.
-
     `Checkpoint(run.to_save(trainer), ...)` saves the state of the run, and the weights that algorithms want saved, such
     as averages. `Checkpoint.load_objects(run.to_save(trainer), checkpoint)` restores both; `trainer.run` then continues
     after the last batch that was trained on. So does another `trainer.run` after an exception, with the same
-    `max_epochs`.
+    `max_epochs`. See `HostedRun` for what holds in all loops.
 
     Args:
         model: A `ComposerModel`, which has a loss; or any module, with `loss`.
@@ -125,21 +103,15 @@ class IgniteRun:
         seed: int = 0,
     ) -> None:
         self._algorithms, self._precision = algorithms_in(algorithms), Precision(precision)
-        required: dict[str, tuple[Any, str]] = {
-            "optimizer": (optimizer, "torch.optim.AdamW(model.parameters())"),
-            "max_duration": (max_duration, "'10ep'"),
-        }
-        problems = [
-            f"`{name}` must be given, got None. Pass for example `{name}={example}`."
-            for name, (value, example) in required.items()
-            if value is None
-        ]
+        problems = list(refusals.missing_loss(model, loss))
+        required: dict[str, Any] = {"optimizer": optimizer, "max_duration": max_duration}
+        problems += [f"`{name}` must be given, got None." for name, value in required.items() if value is None]
         if self._precision is Precision.AMP_FP16:
             problems.append(
                 "`precision` must not be 'amp_fp16', which needs a scaler. Use 'amp_bf16', or "
                 "`create_supervised_trainer(amp_mode='amp', scaler=True)`."
             )
-        raise_all([*problems, *missing_loss(model, loss), *conflicts(self._algorithms, _FEATURES)])
+        refusals.raise_all([*problems, *refusals.conflicts(self._algorithms, _UNAVAILABLE)])
         self.run = HostedRun(
             model,
             algorithms,
@@ -153,15 +125,13 @@ class IgniteRun:
             seed=seed,
             hooks=_HOOKS,
         )
-        self.run.init()
         self.optimizers = self.run.take_optimizers()
-        self.optimizers[0].register_step_pre_hook(self._before_step)
-        if len(self.optimizers) > 1:
-            self.optimizers[0].register_step_post_hook(self._after_step)
+        self._steps = skin.HookedSteps(self.run, self._repeat_backward)
+        self._steps.attach(self.optimizers[:1], self.optimizers[1:])
         self._trainer: Engine | None = None
-        self._batch: Any = None
         self._data: Any = None  # the data of the last `trainer.run`
-        self._loss: torch.Tensor | None = None  # set from the forward pass until the backward pass is announced
+        self._batch: Any = None
+        self._loss: Any = None
 
     @property
     def model(self) -> Any:
@@ -173,20 +143,21 @@ class IgniteRun:
         """True if parameters may get no gradient: the argument for `DistributedDataParallel`."""
         return self.run.find_unused_parameters
 
+    def explain(self) -> Plan:
+        """Return what acts at each event, in which order and why, and the part of Ignite that announces it."""
+        return self.run.explain()
+
     # ---- the engines ----
 
     def create_supervised_trainer(
         self,
         model: torch.nn.Module | None = None,
         *,
-        device: str | torch.device | None = None,
-        non_blocking: bool = False,
         prepare_batch: Callable[[Any, Any, bool], Any] = convert_tensor,
-        output_transform: Callable[[Any, Any, Any, torch.Tensor], Any] | None = None,
-        deterministic: bool = False,
         amp_mode: str | None = None,
         scaler: Any = False,
         gradient_accumulation_steps: int = 1,
+        **options: Any,
     ) -> Engine:
         """Create the engine that trains, like `ignite.engine.create_supervised_trainer`, and announce events from it.
 
@@ -195,14 +166,11 @@ class IgniteRun:
 
         Args:
             model: A wrapped form of the model, such as a `DistributedDataParallel`; None: the model.
-            device: The device to move batches to.
-            non_blocking: Move them asynchronously.
             prepare_batch: `prepare_batch(batch, device, non_blocking)` returns the batch for the algorithms.
-            output_transform: Computes `engine.state.output` from `x, y, y_pred, loss`. None: `loss.item()`.
-            deterministic: Create a `DeterministicEngine`, which seeds the global generators for each epoch.
             amp_mode: "amp" for float16 on CUDA, or None.
             scaler: A `GradScaler` for "amp", or True.
             gradient_accumulation_steps: Batches per step of the optimizer; a divisor of the length of an epoch.
+            **options: Other arguments of Ignite: `device`, `non_blocking`, `output_transform`, `deterministic`.
 
         Raises:
             ConflictError: An algorithm does not work with these arguments.
@@ -212,35 +180,27 @@ class IgniteRun:
         """
         if self._trainer is not None:
             raise RuntimeError("`create_supervised_trainer` must be called once. Create a new `IgniteRun` for another.")
-        run, problems, features = self.run, list[str](), dict[Event | str, str]()
+        run, problems = self.run, list[str]()
         if amp_mode not in (None, "amp"):
             problems.append(f"`amp_mode` must be 'amp' or None, got {amp_mode!r}. Use `precision='amp_bf16'`.")
-        if amp_mode is not None and self._precision is not Precision.FP32:
-            problems.append(
-                f"`amp_mode` must be None with `precision={self._precision.value!r}`, got {amp_mode!r}. Use one."
-            )
+        elif amp_mode is not None and self._precision is not Precision.FP32:
+            problems.append(f"`amp_mode` must be None with `precision={self._precision.value!r}`, got {amp_mode!r}.")
         if isinstance(model, DistributedDataParallel) and run.find_unused_parameters > model.find_unused_parameters:
             problems.append(
                 "`model` must look for unused parameters, since an algorithm leaves some unused. Wrap it with "
                 "`find_unused_parameters=run.find_unused_parameters`."
             )
-        if scaler:
-            reason = "The scaler of `amp_mode` steps one plain optimizer. Use `precision='amp_bf16'`."
-            features = dict.fromkeys((WRAPS_OPTIMIZER, REPLACES_OPTIMIZER), reason)
-        raise_all([*problems, *conflicts(self._algorithms, features)])
+        refusals.raise_all([*problems, *refusals.conflicts(self._algorithms, _WITH_SCALER if scaler else {})])
         run.reconfigure(accumulate=gradient_accumulation_steps, precision=self._precision)
         if model is not None:
             run.use_model(model)
-        options: dict[str, Any] = {} if output_transform is None else {"output_transform": output_transform}
-        trainer = create_supervised_trainer(
+        self._trainer = trainer = create_supervised_trainer(
             run.model if model is None else model,
             self.optimizers[0],
-            self._get_loss,
-            device=device,
-            non_blocking=non_blocking,
+            lambda y_pred, y: self._loss,
             prepare_batch=functools.partial(self._prepare, prepare_batch, run.after_dataloader),
             model_fn=self._compute_loss,
-            deterministic=deterministic,
+            model_transform=lambda outputs: outputs,
             amp_mode=amp_mode,
             scaler=scaler,
             gradient_accumulation_steps=gradient_accumulation_steps,
@@ -254,51 +214,25 @@ class IgniteRun:
             (Events.COMPLETED, self._complete),
         ):
             trainer.add_event_handler(event, handler)
-        original = trainer.run
-
-        @functools.wraps(original)  # a handler of EXCEPTION_RAISED would hide errors
-        def run_trainer(data: Any = None, *args: Any, **kwargs: Any) -> Any:
-            try:
-                result = original(self._continued(data), *args, **kwargs)
-            except BaseException as error:
-                run.describe_failure(error)
-                run.abort()
-                trainer._internal_run_generator = None  # otherwise, the next call would end immediately
-                raise
-            # Only after an interruption, Ignite keeps the generator, and continues it in the next call.
-            (run.abort if trainer._internal_run_generator is None else run.pause)()
-            return result
-
-        trainer.run = run_trainer  # type: ignore[method-assign]
-        self._trainer = trainer
+        skin.wrap(trainer, "run", self._run_trainer)  # a handler of EXCEPTION_RAISED would hide errors
         return trainer
 
     def create_supervised_evaluator(
         self,
         *,
-        metrics: dict[str, Any] | None = None,
-        device: str | torch.device | None = None,
-        non_blocking: bool = False,
         prepare_batch: Callable[[Any, Any, bool], Any] = convert_tensor,
-        output_transform: Callable[[Any, Any, Any], Any] | None = None,
         label: str = "eval",
+        **options: Any,
     ) -> Engine:
         """Create an engine that evaluates, like `ignite.engine.create_supervised_evaluator`, with all algorithms.
 
         Args:
-            metrics: Metrics of Ignite, computed from `(y_pred, y)`.
-            device: The device to move batches to.
-            non_blocking: Move them asynchronously.
             prepare_batch: `prepare_batch(batch, device, non_blocking)` returns the batch for the algorithms.
-            output_transform: Computes `engine.state.output` from `x, y, y_pred`. None: `(y_pred, y)`.
             label: The name of the data.
+            **options: Other arguments of Ignite: `metrics`, `device`, `non_blocking`, `output_transform`.
         """
-        options: dict[str, Any] = {} if output_transform is None else {"output_transform": output_transform}
         evaluator = create_supervised_evaluator(
             self.run.model,
-            metrics=metrics,
-            device=device,
-            non_blocking=non_blocking,
             prepare_batch=functools.partial(self._prepare, prepare_batch, lambda batch: batch),
             model_fn=lambda model, x: self.run.eval_forward(self._batch),
             **options,
@@ -307,22 +241,13 @@ class IgniteRun:
         return evaluator
 
     def attach_evaluator(self, evaluator: Engine, label: str = "eval") -> None:
-        """Announce the evaluations of a custom engine, so that it evaluates averages if an algorithm keeps them.
+        """Announce the evaluations of a custom engine on data with this name, so that it evaluates averages."""
 
-        Args:
-            evaluator: The engine.
-            label: The name of its data.
-        """
-        original = evaluator.run
-
-        @functools.wraps(original)
-        def run_evaluator(data: Any = None, *args: Any, **kwargs: Any) -> Any:
+        def run_evaluator(original: Callable[..., Any], data: Any = None, *args: Any, **kwargs: Any) -> Any:
             with self.run.evaluation([] if data is None else data, label):
                 return original(data, *args, **kwargs)
 
-        evaluator.run = run_evaluator  # type: ignore[method-assign]
-
-    # ---- the functions of the trainer ----
+        skin.wrap(evaluator, "run", run_evaluator)
 
     def _prepare(
         self, prepare: Callable[..., Any], announce: Callable[[Any], Any], batch: Any, device: Any, non_blocking: bool
@@ -331,50 +256,42 @@ class IgniteRun:
         return batch if isinstance(batch, (tuple, list)) and len(batch) == 2 else (batch, batch)
 
     def _compute_loss(self, model: torch.nn.Module, x: Any) -> Any:
-        self._loss = total_loss(self.run.loss(self._batch))
+        self._loss = self._steps.loss(self._batch)
         return self.run.state.outputs
 
-    def _get_loss(self, y_pred: Any, y: Any) -> Any:
-        return self._loss
+    def _repeat_backward(self, loss: torch.Tensor, is_last: bool) -> None:
+        (loss / self.run.accumulate).backward()  # type: ignore[no-untyped-call]
 
-    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
-        """Announce the events after the backward pass, and give the optimizer a closure if it needs one."""
-        run = self.run
-        if self._loss is None:
-            return None  # the user's own step
-        self._after_backward()
-        run.after_gradients()
-        repeats = run.replays and needs_closure(optimizer)
-        return ((optimizer, run.closure(self._repeat_pass)), {}) if repeats else None
-
-    def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        """Step the optimizers that algorithms have added, which the trainer does not know."""
-        for each in self.optimizers[1:]:
-            each.step()
-            each.zero_grad()
-
-    def _repeat_pass(self, batch: Any) -> None:
-        """Repeat a forward and backward pass of the step."""
-        run = self.run
-        (total_loss(run.loss(batch)) / run.accumulate).backward()  # type: ignore[no-untyped-call]
-        run.after_backward()
-
-    def _after_backward(self) -> None:
-        if self._loss is not None:
-            self._loss = None
-            self.run.after_backward()
+    def _run_trainer(self, original: Callable[..., Any], data: Any = None, *args: Any, **kwargs: Any) -> Any:
+        run, trainer = self.run, self._trainer
+        assert trainer is not None
+        self._data = data
+        done = run.state.timestamp.batch_in_epoch.value * run.accumulate
+        # Ignite continues an interrupted iteration, and a `DeterministicEngine` skips batches itself.
+        if done and data is not None and not run.in_epoch and not isinstance(trainer, DeterministicEngine):
+            data = _Continued(data, done)
+        try:
+            result = original(data, *args, **kwargs)
+        except BaseException as error:
+            run.describe_failure(error)
+            run.abort()
+            trainer._internal_run_generator = None  # otherwise, the next call would end immediately
+            raise
+        # Only after an interruption, Ignite keeps the generator, and continues it in the next call.
+        (run.abort if trainer._internal_run_generator is None else run.pause)()
+        return result
 
     # ---- the handlers of the trainer ----
 
     def _start(self, engine: Engine) -> None:
         run, state = self.run, engine.state
-        raise_all(_problems(run, state))
+        refusals.raise_all(_problems(run, state))
         assert state.epoch_length is not None, "it was checked"
         state.iteration = run.state.timestamp.batch.value * run.accumulate
         state.epoch = state.iteration // state.epoch_length
         run.begin_fit([] if self._data is None else self._data)
         run.state.dataloader_len = state.epoch_length // run.accumulate
-        self._loss = None
+        self._steps.clear()
         run.catch_up(state.epoch)
 
     def _start_epoch(self, engine: Engine) -> None:
@@ -383,10 +300,11 @@ class IgniteRun:
 
     def _complete_iteration(self, engine: Engine) -> None:
         run = self.run
-        self._after_backward()
+        self._steps.after_backward()
         if engine.state.iteration % run.accumulate == 0:
+            self._steps.clear()
             run.end_batch()
-            if run.is_over() and engine.state.iteration % (engine.state.epoch_length or 1):
+            if run.is_over() and not skin.is_epoch_whole(run):
                 engine.terminate()
 
     def _complete_epoch(self, engine: Engine) -> None:
@@ -395,29 +313,23 @@ class IgniteRun:
             engine.terminate()
 
     def _complete(self, engine: Engine) -> None:
-        if engine.state.iteration % self.run.accumulate == 0:  # else another handler has ended the run within a step
+        if not self.run.in_step:  # otherwise, another handler has ended the run within a step
             self.run.end_fit()
-
-    def _continued(self, data: Any) -> Any:
-        """Return the data of `trainer.run`, without the batches of the epoch that were trained on."""
-        run, self._data = self.run, data
-        done = run.state.timestamp.batch_in_epoch.value * run.accumulate
-        # Ignite continues an interrupted iteration, and a `DeterministicEngine` skips batches itself.
-        if not done or data is None or run.in_epoch or isinstance(self._trainer, DeterministicEngine):
-            return data
-        return _Continued(data, done)
 
     # ---- saving ----
 
     def to_save(self, trainer: Engine) -> dict[str, Any]:
-        """Return the objects for Ignite's `Checkpoint`, in the order in which they must be loaded.
+        """Return the objects for Ignite's `Checkpoint` of a trainer, in the order in which they must be loaded."""
+        run = self.run
 
-        Args:
-            trainer: The trainer.
-        """
+        def weights() -> Any:
+            with run.saving():
+                return run.model.state_dict()
+
+        model = SimpleNamespace(state_dict=weights, load_state_dict=run.model.load_state_dict)
         names = ["optimizer", *(f"optimizer_{i}" for i in range(1, len(self.optimizers)))]
         optimizers = dict(zip(names, self.optimizers, strict=True))
-        return {"model": _SavedModel(self.run), "composer": self, **optimizers, "trainer": trainer}
+        return {"model": model, "composer": self, **optimizers, "trainer": trainer}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the run, without the model and the optimizers.
@@ -425,7 +337,7 @@ class IgniteRun:
         Raises:
             RuntimeError: A step is not finished: its gradients would not be saved.
         """
-        if self.run.in_epoch and self._trainer is not None and self._trainer.state.iteration % self.run.accumulate:
+        if self.run.in_step:
             raise RuntimeError(
                 f"`Checkpoint` must be saved between two steps: the gradients of a step that is not finished are not "
                 f"saved. Save it at `Events.ITERATION_COMPLETED(every={self.run.accumulate})`, or after an epoch."
@@ -434,86 +346,44 @@ class IgniteRun:
             return self.run.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the state of the run: after the weights of the model, before the states of the optimizers.
-
-        Args:
-            state_dict: The result of `state_dict`.
-        """
+        """Restore the state of the run: after the weights of the model, before the states of the optimizers."""
         self.run.load_state_dict(state_dict)
-
-    def explain(self) -> Plan:
-        """Return what acts at each event, in which order and why, and the part of Ignite that announces it."""
-        return self.run.explain()
-
-
-class _SavedModel:
-    """The weights of a model that algorithms want saved.
-
-    Args:
-        run: The run.
-    """
-
-    def __init__(self, run: HostedRun) -> None:
-        self._run = run
-
-    def state_dict(self) -> dict[str, Any]:
-        with self._run.saving():
-            weights: dict[str, Any] = self._run.model.state_dict()
-            return weights
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._run.model.load_state_dict(state_dict)
 
 
 class _Continued:
-    """A loader whose first iteration skips the batches that were trained on.
-
-    Args:
-        loader: The loader.
-        done: The number of batches that were trained on.
-    """
+    """A loader whose first iteration skips the batches that were trained on."""
 
     def __init__(self, loader: Any, done: int) -> None:
-        self.loader, self._done = loader, done
+        self._loader, self._done = loader, done
 
     def __iter__(self) -> Iterator[Any]:
         done, self._done = self._done, 0
-        return islice(self.loader, done, None)
+        return islice(self._loader, done, None)
 
     def __len__(self) -> int:
-        return len(self.loader)
+        return len(self._loader)
 
 
 def _problems(run: HostedRun, state: State) -> Iterator[str]:
-    """Yield a message for each setting that keeps a trainer from training until the end of the run.
-
-    Args:
-        run: The run.
-        state: The state of the trainer.
-    """
+    """Yield a message for each setting that keeps a trainer from training until the end of the run."""
     duration, length, batches = run.state.max_duration, state.epoch_length, run.state.timestamp.batch.value
+    assert duration is not None, "the constructor requires it"
     if run.is_over():
         yield (
             f"`max_duration` must be longer than what is trained, got {str(duration)!r}. To train longer, set "
-            f"`run.run.state.max_duration`, for example to '4ep'. For another run, create another `IgniteRun`."
+            f"`run.run.state.max_duration`, for example to '4ep'."
         )
-    elif duration is not None and duration.unit is TimeUnit.EPOCH and state.max_epochs not in (None, duration.value):
-        yield (
-            f"`max_epochs` must be {duration.value}, the `max_duration` of the run, got {state.max_epochs}. Algorithms "
-            f"act at fractions of the run."
-        )
+    elif duration.unit is TimeUnit.EPOCH and state.max_epochs not in (None, duration.value):
+        yield f"`max_epochs` must be {duration.value}, the `max_duration` of the run, got {state.max_epochs}."
     if length is None or length % run.accumulate:
         yield (
             f"`epoch_length` must be a multiple of `gradient_accumulation_steps={run.accumulate}`, got {length}. "
             f"Ignite would make a step of the batches of two epochs."
         )
-    elif duration is not None and duration.unit is TimeUnit.BATCH and state.max_iters is None:
+    elif duration.unit is TimeUnit.BATCH and state.max_iters is None:
         epochs = -(-duration.value * run.accumulate // length)
         if (state.max_epochs or 0) < epochs:
-            yield (
-                f"`max_epochs` must be at least {epochs}, so that `max_duration` {str(duration)!r} is reached in "
-                f"epochs of {length} batches, got {state.max_epochs}. Pass `max_epochs={epochs}`."
-            )
+            yield f"`max_epochs` must be at least {epochs} to reach {str(duration)!r}, got {state.max_epochs}."
     if state.iteration > (batches + 1) * run.accumulate:  # a step that failed is counted by Ignite only
         yield (
             f"The run must continue where the trainer does, but is at iteration {batches * run.accumulate}, and the "

@@ -37,7 +37,7 @@ from composer.loop.failed_step import describe_failed_step
 from composer.loop.generators import global_states, set_global_states
 from composer.loop.loss_terms import Count, LossTerms, share_of
 from composer.loop.position import LoaderPosition, set_epoch
-from composer.loop.skin import conflicts, raise_all
+from composer.loop.refusals import conflicts, raise_all
 from composer.models.base import ComposerModel, total_loss
 from composer.utils import dist
 from composer.utils.iter_helpers import check_distinct, ensure_tuple
@@ -400,6 +400,11 @@ class HostedRun:
     def in_epoch(self) -> bool:
         """True from `begin_epoch` to `end_epoch`."""
         return self._phase in (_EPOCH, _BATCH, _PASS, _LOSS, _GRADIENTS)
+
+    @property
+    def in_step(self) -> bool:
+        """True from the first batch of a step to `end_batch`."""
+        return self.in_epoch and self._has_batch
 
     # ---- epochs and batches ----
 

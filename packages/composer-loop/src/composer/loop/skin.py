@@ -1,23 +1,20 @@
-"""Shared parts of the adapters in `composer.hosts`: refusing what a host cannot do, its hooks and its counts."""
+"""Shared parts of the adapters in `composer.hosts`: hooks, wrapped methods, counts, steps that a host makes itself."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import functools
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from composer.core.algorithm import Algorithm, declared_events, declared_placement
-from composer.core.effects import CHANGES_BATCH_SIZE, PHRASES, REPLACES_MODEL
 from composer.core.event import Event
-from composer.core.ordering import ConflictError, Ordering
 from composer.core.time import Timestamp
-from composer.models.base import ComposerModel
-
-UNAVAILABLE: dict[Event | str, str] = {  # in every host
-    REPLACES_MODEL: "Pass the model that you want to train.",
-    CHANGES_BATCH_SIZE: "The host loads and counts batches in advance. Use the `Trainer` of composer.",
-}
+from composer.loop.hosted_run import HostedRun
+from composer.models.base import total_loss
+from composer.utils import get_device
+from composer.utils.misc import needs_closure
 
 
 def hooks_by_event(**first: str) -> dict[Event, str]:
@@ -25,13 +22,13 @@ def hooks_by_event(**first: str) -> dict[Event, str]:
 
     Args:
         **first: The hooks, each by the name of the first event that it announces, in the order of `Event`. An empty
-            string: the events from there on are not announced.
+            string: the events from there on are not announced. No host announces those of predictions.
 
     Example:
         >>> hooks_by_event(INIT="setup", EPOCH_START="on_epoch_start")[Event.BATCH_START]
         'on_epoch_start'
     """
-    table, hook = dict[Event, str](), ""
+    table, hook, first = dict[Event, str](), "", {"PREDICT_START": "", **first}
     for event in Event:
         hook = first.get(event.name, hook)
         if hook:
@@ -39,79 +36,49 @@ def hooks_by_event(**first: str) -> dict[Event, str]:
     return table
 
 
-def conflicts(algorithms: Sequence[Algorithm], unavailable: Mapping[Event | str, str]) -> Iterator[ConflictError]:
-    """Yield an error for each event or effect of an algorithm that a host does not support, and for excluded pairs.
+def wrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> Callable[[], None]:
+    """Let `wrapper(original, *args, **kwargs)` run in place of a method of an object, with the method's signature.
 
     Args:
-        algorithms: The algorithms.
-        unavailable: The events and effects, each with the reason or the way out, as a sentence.
+        owner: The object.
+        name: The name of the method.
+        wrapper: The function.
+
+    Returns:
+        A function that puts the method back.
     """
-    for algorithm in algorithms:
-        name, events = f"`{type(algorithm).__name__}`", declared_events(algorithm)
-        effects, reasons = declared_placement(algorithm).provides, set[str]()
-        for feature, advice in unavailable.items():
-            if advice in reasons:  # several events are often missing for the same reason
-                continue
-            if isinstance(feature, Event) and (events is None or feature in events):
-                what = f"acts at {feature.name}" if events is not None else f"may act at {feature.name}, or any event"
-                yield ConflictError(f"{name} {what}, which this loop cannot announce. {advice}")
-            elif not isinstance(feature, Event) and feature in effects:
-                what = PHRASES.get(feature, feature)
-                yield ConflictError(f"{name} {what}, which this loop does not support. {advice}")
-            else:
-                continue
-            reasons.add(advice)
-    try:
-        Ordering(algorithms)
-    except ConflictError as error:
-        yield error
+    original, attributes = getattr(owner, name), vars(owner)
+    before = {name: attributes[name]} if name in attributes else {}
+    setattr(owner, name, functools.wraps(original)(functools.partial(wrapper, original)))
+
+    def undo() -> None:
+        attributes.pop(name, None)
+        attributes.update(before)
+
+    return undo
 
 
-def raise_all(problems: Iterable[str | ConflictError]) -> None:
-    """Raise one error with all problems, if there are any.
+def use_device(run: HostedRun, device: torch.device) -> None:
+    """Let a run compute on the device to which its host has moved the model, such as that of a shard."""
+    run.state.device = get_device("gpu" if device.type == "cuda" else device.type)
+    run.reconfigure(accumulate=run.accumulate, precision=run.state.precision)
+
+
+def is_epoch_whole(run: HostedRun) -> bool | None:
+    """Return True if the run is trained on all batches of the epoch; None if the loader has no length."""
+    length = run.state.dataloader_len
+    return None if length is None else run.state.timestamp.batch_in_epoch >= length
+
+
+def duration(steps: int, epochs: float, before: tuple[int, int] = (0, 0)) -> str:
+    """Return the length of a run as a time string.
 
     Args:
-        problems: Messages about settings, and conflicts of algorithms.
-
-    Raises:
-        ConflictError: A conflict is among the problems.
-        ValueError: There are messages only.
+        steps: The steps that the host will count; if there are none, `epochs` is used.
+        epochs: The epochs that the host will count, rounded up.
+        before: The epochs and batches of the run that the host does not count; see `uncounted`.
     """
-    problems = list(problems)
-    if not problems:
-        return
-    message = str(problems[0])
-    if len(problems) > 1:
-        message = "\n- ".join([f"{len(problems)} problems must be solved before training:", *map(str, problems)])
-    raise (ConflictError if any(isinstance(each, ConflictError) for each in problems) else ValueError)(message)
-
-
-def distribution_problems(accelerator: Any) -> Iterator[str]:
-    """Yield a message if an `Accelerator` distributes the model in a way that hides parameters or steps.
-
-    Args:
-        accelerator: The object of Accelerate, which transformers has, too.
-    """
-    kind = str(accelerator.distributed_type).rpartition(".")[2]
-    if kind in ("DEEPSPEED", "MEGATRON_LM", "XLA"):
-        yield (
-            f"The model must be on one device, in DDP or sharded by FSDP2, got {kind}, which steps or changes "
-            f"parameters itself. Use FSDP2 or the `Trainer` of composer."
-        )
-    if kind == "FSDP" and not accelerator.is_fsdp2:
-        yield (
-            "The model must not be sharded by FSDP1, which flattens parameters. Use "
-            "`FullyShardedDataParallelPlugin(fsdp_version=2)`, or `TrainingArguments(fsdp_config={'version': 2})`."
-        )
-
-
-def missing_loss(model: Any, loss: Callable[..., Any] | None) -> Iterator[str]:
-    """Yield a message if neither the model nor the user computes a loss."""
-    if loss is None and isinstance(model, torch.nn.Module) and not isinstance(model, ComposerModel):
-        yield (
-            f"`loss` must be given for a model that is not a `ComposerModel`, got {type(model).__name__}. Pass "
-            f"`loss=lambda outputs, batch: ...`."
-        )
+    return f"{before[1] + steps}ba" if steps > 0 else f"{before[0] + math.ceil(epochs)}ep"
 
 
 def uncounted(now: Timestamp, epochs: int, batches: int) -> tuple[int, int]:
@@ -125,3 +92,93 @@ def uncounted(now: Timestamp, epochs: int, batches: int) -> tuple[int, int]:
         batches: The batches that the host has counted.
     """
     return max(now.epoch.value + (now.batch_in_epoch.value > 0) - epochs, 0), now.batch.value - batches
+
+
+class HookedSteps:
+    """Announces AFTER_BACKWARD and AFTER_TRAIN_BATCH from the steps of optimizers, where a host has no hook for them.
+
+    An optimizer that needs the gradients of a step several times (`SAM`) gets a closure, which repeats the passes.
+
+    Args:
+        run: The run.
+        backward: `backward(loss, is_last)` computes the gradients of a repeated pass, as the host does. `is_last` is
+            True in the last pass of the step.
+
+    Attributes:
+        passes: The number of losses that were computed for the current step.
+        has_stepped: The first optimizer has stepped.
+        is_complete: The last optimizer has stepped, too.
+    """
+
+    def __init__(self, run: HostedRun, backward: Callable[[torch.Tensor, bool], object]) -> None:
+        self._run, self._backward, self._own = run, backward, list[Any]()
+        self.clear()
+
+    def clear(self) -> None:
+        """Begin another step."""
+        self.passes, self._is_pending, self.has_stepped, self.is_complete = 0, False, False, False
+
+    def attach(self, optimizers: Sequence[torch.optim.Optimizer], own: Sequence[Any]) -> None:
+        """Register the hooks.
+
+        Args:
+            optimizers: The optimizers that the host steps.
+            own: Those that algorithms have added. They are stepped after the last one of the host.
+        """
+        self._own = list(own)
+        for optimizer in optimizers:
+            optimizer.register_step_pre_hook(self._before_step)
+        optimizers[-1].register_step_post_hook(self._after_last_step)
+
+    def loss(self, batch: Any) -> torch.Tensor:
+        """Compute the loss of a batch, with all algorithms, as a scalar."""
+        loss = total_loss(self._run.loss(batch))
+        self.passes, self._is_pending = self.passes + 1, True
+        return loss
+
+    def after_backward(self) -> None:
+        """Announce AFTER_BACKWARD, unless it is done."""
+        if self._is_pending:
+            self._is_pending = False
+            self._run.after_backward()
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
+        run = self._run
+        if not self.passes:
+            if any(group["lr"] != 0 for group in optimizer.param_groups):
+                raise RuntimeError(
+                    "`optimizer.step` must follow a backward pass of `run.loss`, whose events algorithms need."
+                )
+            return without_gradients(optimizer)
+        self.after_backward()
+        if kwargs.get("closure") is not None or args[1:] not in ((), (None,)):
+            raise ValueError("`closure` must not be given: the run repeats passes itself. Write `optimizer.step()`.")
+        repeats = run.replays and needs_closure(optimizer)
+        if repeats and self.has_stepped:
+            raise RuntimeError(
+                f"{type(optimizer).__name__} must be the first optimizer that steps, since it repeats the passes of "
+                f"the step. Call its `step` before those of the others."
+            )
+        if not self.has_stepped:
+            run.after_gradients()
+        self.has_stepped = True
+        return ((optimizer, run.closure(self._repeat)), {}) if repeats else None
+
+    def _after_last_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if self.has_stepped:
+            for each in self._own:
+                each.step()
+                each.zero_grad()
+            self.is_complete = True
+
+    def _repeat(self, batch: Any) -> None:
+        self._backward(total_loss(self._run.loss(batch)), self._run.replay_index == self.passes - 1)
+        self._run.after_backward()
+
+
+def without_gradients(optimizer: torch.optim.Optimizer) -> Any:
+    """Return what a hook of a step returns for a step without gradients.
+
+    torch.distributed.checkpoint creates the states of optimizers by such a step, at a learning rate of 0.
+    """
+    return ((optimizer, lambda *args, **kwargs: torch.zeros(())), {}) if needs_closure(optimizer) else None
