@@ -96,18 +96,20 @@ def test_evaluators_are_told_apart_and_never_run_more_often_than_once_per_batch(
     assert estimator.eval_frequency_per_label == {"a": 1.0, "b": 1.0}
 
 
-def test_pauses_and_evaluations_between_fits_do_not_count(clock: Any) -> None:
+def test_pauses_and_standalone_evaluations_do_not_count(clock: Any) -> None:
     estimator = RuntimeEstimator(time_unit="seconds")
     loop = Loop(clock, estimator)
     loop.batches(3)
     loop.engine.run_event("fit_end")
-    loop.engine.run_event("eval_standalone_start")
-    loop.evaluate()
-    loop.engine.run_event("eval_standalone_end")
     clock.now += 10_000
     loop.engine.run_event("fit_start")
     loop.batches(1)
     assert loop.estimates[-1] == pytest.approx(12.0)
+    loop.engine.run_event("eval_standalone_start")
+    loop.evaluate()
+    loop.engine.run_event("eval_standalone_end")
+    loop.batches(1)
+    assert loop.estimates[-1] == pytest.approx(10.0)
     assert estimator.eval_frequency_per_label == {}
 
 

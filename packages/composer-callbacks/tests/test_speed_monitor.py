@@ -71,6 +71,18 @@ def test_operations_and_their_part_of_the_peak_are_logged() -> None:
     assert series(memory, "throughput/device/mfu") == [0.125, 0.175]
 
 
+def test_the_operations_are_those_of_a_model_that_an_algorithm_has_put_in() -> None:
+    engine, memory = drive(SpeedMonitor(window_size=1), Counting(), batches=0)
+    state = engine.state
+    state.model = torch.nn.Linear(1, 1)  # at INIT algorithms come after callbacks
+    engine.run_event("fit_start")
+    for _ in range(2):
+        state.timestamp = state.timestamp.to_next_batch(8, duration=timedelta(seconds=2))
+        engine.run_event("batch_end")
+    assert series(memory, "throughput/samples_per_sec") == [4.0]
+    assert "throughput/flops_per_sec" not in memory.data
+
+
 def test_without_a_known_peak_there_is_no_mfu() -> None:
     monitor = SpeedMonitor(window_size=1)
     _, memory = drive(monitor, Counting())
@@ -153,11 +165,13 @@ def test_evaluation_time_survives_a_resume_and_the_window_begins_anew() -> None:
     monitor = SpeedMonitor(window_size=1)
     monitor.total_eval_wct = 12.0
     resumed = SpeedMonitor(window_size=1)
-    engine, _ = drive(resumed, torch.nn.Linear(1, 1), batches=2)
+    for _ in range(2):  # the second run begins anew, too
+        engine, _ = drive(resumed, torch.nn.Linear(1, 1), batches=1)
+        engine.close()
+        assert len(resumed.history_wct) == 1
     resumed.load_state_dict(monitor.state_dict())
     assert resumed.total_eval_wct == 12.0
     assert not resumed.history_wct
-    engine.close()
     drive(resumed, torch.nn.Linear(1, 1), batches=1)
     assert resumed.total_eval_wct == 0.0
 

@@ -21,6 +21,7 @@ from composer.callbacks import CheckpointSaver
 from composer.checkpoint import UnsafeCheckpointError, safe_torch_load
 from composer.checkpoint.file import write_file
 from composer.checkpoint.safe_load import unloadable
+from composer.core import Engine, State
 
 
 class Color(enum.Enum):
@@ -114,6 +115,18 @@ def test_one_value_out_of_many_is_found_quickly() -> None:
     content = {"many": {f"layer{i}": shared for i in range(1_000)}, "odd": [shared, Color.RED]}
 
     assert [where for where, _ in unloadable(content)] == ["odd/1"]
+
+
+def test_a_loop_of_ones_own_finds_its_files_after_the_end_of_fit(tmp_path: Path) -> None:
+    saver = CheckpointSaver(str(tmp_path), filename="ba{batch}.pt", asynchronous=True)
+    engine = Engine(State(torch.nn.Linear(1, 1), max_duration="1ba", dataloader=[0], callbacks=saver))
+    engine.run_event("init")
+    engine.run_event("fit_start")
+    engine.state.timestamp = engine.state.timestamp.to_next_batch()
+    engine.run_event("fit_end")
+
+    assert saver.saved_checkpoints == [str(tmp_path / "ba1.pt")]
+    engine.close()
 
 
 def test_the_savers_own_arguments_are_checked() -> None:

@@ -299,8 +299,10 @@ def test_an_outage_is_ridden_out(
     storage.before = fail
     uploader = Uploader(storage, rides_out=True)
     source = file("a")
-    uploader.upload(source, "a", overwrite=False, link=("latest", "a"))
+    upload = uploader.upload(source, "a", overwrite=False, link=("latest", "a"))
     source.unlink()  # as rotation does
+    upload.result(20)
+    assert not uploader.failing
     uploader.check()
     uploader.close()
 

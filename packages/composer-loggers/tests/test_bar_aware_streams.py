@@ -69,6 +69,7 @@ def test_prints_warnings_and_records_have_lines_of_their_own(
         with warnings.catch_warnings():
             warnings.simplefilter("always")
             run.fit()
+            run.evaluate()
     finally:
         log.removeHandler(handler)
 

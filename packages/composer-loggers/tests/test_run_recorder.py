@@ -39,6 +39,7 @@ class Everywhere(Algorithm):
 
 def test_a_run_is_recorded_from_start_to_end(start: Any) -> None:
     run = start(RunRecorder(), "2ep", 3, eval_every=3)
+    run.engine.run_event("after_load")
     run.logger.log_hyperparameters({"lr": 0.1})
     run.fit()
     run.close()
@@ -47,6 +48,7 @@ def test_a_run_is_recorded_from_start_to_end(start: Any) -> None:
     assert (begin["type"], begin["schema"], begin["run_name"]) == ("start", 1, "my-run")
     assert (end["type"], end["status"], end["error"], end["batch"], end["epoch"]) == ("end", "finished", None, 6, 2)
     assert of("hyperparameters")[0]["values"] == {"lr": 0.1}
+    assert of("resume") == []
     assert [(e["label"], e["step"], e["batches"]) for e in of("evaluation")] == [("eval", 3, 3), ("eval", 6, 3)]
     losses = [(r["step"], r["values"]["loss/train/total"]) for r in of("metrics") if "loss/train/total" in r["values"]]
     assert losses == [(i, float(i + 1)) for i in range(6)]

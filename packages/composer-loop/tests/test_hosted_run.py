@@ -601,11 +601,16 @@ def test_features_of_the_host_may_exclude_an_algorithm() -> None:
         make(algorithms=algorithm, host_provides={AVERAGES_WEIGHTS})
 
 
-def test_the_plan_names_the_hooks_of_the_host() -> None:
-    run = make(algorithms=At({Event.BATCH_END}), hooks={Event.BATCH_END: "on_train_batch_end"})
-    (row,) = run.explain()
+def test_the_plan_names_the_hooks_of_the_host_and_the_parts_of_the_first_batch() -> None:
+    loader = [{"pixel_values": torch.zeros(2, 5), "labels": torch.zeros(2)}]
+    run = make(algorithms=At({Event.BATCH_END}), hooks={Event.BATCH_END: "on_train_batch_end"}, dataloader=loader)
+    run.begin_fit()
+    next(run.epoch())
+    plan = run.explain()
+    (row,) = plan
 
     assert (row.event, row.reason) == (Event.BATCH_END, "as listed; from on_train_batch_end")
+    assert plan.notes == {"batch": "inputs: 'pixel_values', targets: 'labels'"}
 
 
 def test_the_forward_pass_may_use_a_wrapped_model() -> None:

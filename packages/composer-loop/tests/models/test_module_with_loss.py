@@ -6,6 +6,7 @@ import copy
 import pickle
 from collections import OrderedDict, namedtuple
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -168,6 +169,21 @@ def test_losses_per_example() -> None:
     assert module.reduction == "mean"
     with pytest.raises(TypeError, match=r"`loss` must take `reduction='none'`.* got `.*<lambda>`, which does not"):
         ModuleWithLoss(Net(), lambda outputs, targets: outputs.sum()).loss(outputs, batch, reduction="none")
+
+
+@pytest.mark.parametrize(
+    ("targets", "expected"),
+    [
+        (torch.tensor([[0.1, 0.9], [0.8, 0.2]]), torch.tensor([1, 0])),
+        (torch.tensor([0.0, 1.0]), torch.tensor([0.0, 1.0])),  # indices, predicted as such
+    ],
+)
+def test_a_metric_of_class_indices_gets_no_probabilities(targets: torch.Tensor, expected: torch.Tensor) -> None:
+    seen: list[torch.Tensor] = []
+    metric = SimpleNamespace(takes_indices=True, update=lambda outputs, targets: seen.append(targets))
+    model = ModuleWithLoss(Net(), F.cross_entropy, metrics={})
+    model.update_metric((IMAGE[:2], targets), torch.zeros_like(targets), metric)
+    assert torch.equal(seen[0], expected)
 
 
 def test_names_are_those_of_the_module() -> None:

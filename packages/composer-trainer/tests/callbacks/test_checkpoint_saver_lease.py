@@ -63,6 +63,10 @@ def test_the_lease_is_there_while_a_run_trains_and_gone_after_it(make_trainer: A
     assert [LOCK, NAME] == sorted(os.listdir(tmp_path))
     trainer.fit()
     assert not {LOCK, NAME} & set(os.listdir(tmp_path))
+    with FileLock(tmp_path / LOCK):  # held by another object, as by another process
+        (tmp_path / NAME).write_text(json.dumps({"host": socket.gethostname()}))
+        with pytest.raises(RuntimeError, match="`save_folder` must not be in use by another run"):
+            trainer.save_checkpoint_to_save_folder()
     trainer.save_checkpoint_to_save_folder()
     assert not {LOCK, NAME} & set(os.listdir(tmp_path))
     trainer.fit(duration="1ep")

@@ -105,11 +105,8 @@ class Generate(Callback):
     def _continue(self, prompts: list[str], state: State, model: Any, tokenizer: Any) -> list[str]:
         encoded = tokenizer(prompts, return_tensors="pt", padding=True)
         tokens = state.device.tensor_to_device(encoded["input_ids"])
-        arguments = dict(self.generate_kwargs)
-        if state.fsdp_enabled and dist.get_world_size() > 1:  # ranks must run the same number of forward passes
-            arguments.setdefault("synced_gpus", True)
         mask = state.device.tensor_to_device(encoded["attention_mask"])
-        output = model.generate(tokens, attention_mask=mask, **arguments)
+        output = model.generate(tokens, attention_mask=mask, **self.generate_kwargs)
         config = getattr(model, "config", None)
         if not getattr(config, "is_encoder_decoder", False):  # the output starts with the prompt
             output = output[:, tokens.shape[1] :]
