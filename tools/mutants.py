@@ -75,7 +75,8 @@ def sites(source: str) -> Iterator[tuple[int, int, str]]:
             yield number, node.lineno, "negate the condition"
         if isinstance(node, ast.Compare) and type(node.ops[0]) in _BOUNDS:
             yield number, node.lineno, "move the bound"
-        if isinstance(node, (ast.Expr, ast.AugAssign)) and not isinstance(getattr(node, "value", None), ast.Constant):
+        is_docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        if isinstance(node, (ast.Expr, ast.AugAssign)) and not is_docstring:
             yield number, node.lineno, "drop the statement"
 
 
