@@ -57,6 +57,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "ProgressiveResizing": {"delay_fraction": 0.3, "finetune_fraction": 0.3},
     "QKNorm": {"query_name": "query", "key_name": "key", "head_dim": 8},
     "SAM": {"rho": 0.05, "interval": 2},
+    "SOAP": {"lr": 0.003},
     "SWA": {"swa_start": "1ep", "swa_end": "2ep", "update_interval": "1ep"},
     "ScaleSchedule": {"ratio": 2.0},
     "ScheduleFree": {"warmup": "2ba"},

@@ -109,8 +109,8 @@ CASES |= {
     for name in ("EMA", "GyroDropout", "StochasticDepth")
 }
 CASES |= {
-    # `SWA` with a schedule needs one optimizer, and `Muon` makes two.
-    "all of vision": together(sorted(CLASSES.keys() - LANGUAGE - {"NoOpModel", "Muon"})),
+    # `SWA` with a schedule needs one optimizer, and `Muon` and `SOAP` make two.
+    "all of vision": together(sorted(CLASSES.keys() - LANGUAGE - {"NoOpModel", "Muon", "SOAP"})),
     "all of vision but SWA": together(sorted(CLASSES.keys() - LANGUAGE - {"NoOpModel", "SWA"})),
     "all that remember": together(STATEFUL),
     "microbatches": together(STATEFUL, device_train_microbatch_size=3),

@@ -217,8 +217,8 @@ def static_stacks() -> dict[str, list[str]]:
     while left:
         chosen = choose([name for name in left if (name in LANGUAGE) == (left[0] in LANGUAGE)])
         chosen = [name for name in chosen if (name in LOWER_PRECISION) == (left[0] in LOWER_PRECISION)]
-        # `SWA` with a schedule needs one optimizer, and `Muon` makes two.
-        chosen = [name for name in chosen if name != "Muon" or name == left[0]]
+        # `SWA` with a schedule needs one optimizer, and `Muon` and `SOAP` make two.
+        chosen = [name for name in chosen if name not in ("Muon", "SOAP") or name == left[0]]
         stacks[left[0]] = chosen
         left = [name for name in left if name not in chosen]
     return stacks

@@ -35,7 +35,7 @@ from composer.testing import deep_compare
 REFUSED_BY_LIGHTNING = {
     **dict.fromkeys(("AlternatingFlip", "AugMix", "RandAugment"), "Lightning loads a batch before training begins"),
     "BatchSizeWarmup": "The host loads and counts batches in advance",
-    **dict.fromkeys(("Muon", "ScheduleFree"), "Create that optimizer in `configure_optimizers`"),
+    **dict.fromkeys(("Muon", "SOAP", "ScheduleFree"), "Create that optimizer in `configure_optimizers`"),
     "NoOpModel": "Pass the model that you want to train",
     "ScaleSchedule": "Set `max_epochs`",
     "TestTimeAugmentation": "`validation_step` and `predict_step` run the model themselves",

@@ -39,7 +39,7 @@ from composer.testing import deep_compare
 
 REFUSED_BY_TRANSFORMERS = {
     "BatchSizeWarmup": "The host loads and counts batches in advance",
-    **dict.fromkeys(("Muon", "ScheduleFree"), "Create that optimizer yourself and pass it"),
+    **dict.fromkeys(("Muon", "SOAP", "ScheduleFree"), "Create that optimizer yourself and pass it"),
     "NoOpModel": "Pass the model that you want to train",
     "ScaleSchedule": "Set `num_train_epochs` or `max_steps`",
     "TestTimeAugmentation": "`prediction_step` runs the model itself",

@@ -299,6 +299,28 @@ def muon() -> Figure:
     return figure
 
 
+def soap() -> Figure:
+    """Show how the entries of the gradients of a matrix correlate, among the weights and in the eigenbasis."""
+    size = 4
+    model = torch.nn.Sequential(*(torch.nn.Linear(size, size, bias=False) for _ in range(3)))
+    optimizer, _ = cf.build_soap(model, precondition_frequency=1, shampoo_beta=0.99)
+    left, right = (torch.randn(size, size) for _ in range(2))
+    gradients = left @ torch.randn(1000, size, size) @ right
+    weight: Any = model[1].weight
+    for gradient in gradients:
+        weight.grad = gradient
+        optimizer.step()
+    rows, columns = optimizer.state[weight]["Q"]
+    figure, axes = _row(2, height=2.7)
+    for axis, values, title in zip(
+        axes, (gradients, rows.T @ gradients @ columns), ("weights", "eigenbasis of SOAP"), strict=True
+    ):
+        axis.imshow(torch.corrcoef(values.flatten(1).T).abs(), cmap="Blues", vmin=0, vmax=1)
+        axis.set(title=title, xlabel="entry of the gradient", xticks=[], yticks=[])
+    figure.colorbar(axes[0].images[0], ax=axes, label="correlation (absolute)", shrink=0.8)
+    return figure
+
+
 def gradient_clipping() -> Figure:
     """Show the norms of gradients before and after clipping."""
     weight, threshold = torch.nn.Parameter(torch.zeros(30)), 1.5

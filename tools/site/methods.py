@@ -77,6 +77,7 @@ MODELS = {
     "Muon": "hidden matrices or convolutions",
     "ProgressiveResizing": "any image size",
     "QKNorm": "attention of transformers, or named layers",
+    "SOAP": "hidden matrices or convolutions",
     "SeqLengthWarmup": "any sequence length",
     "SequencePacking": "an attention mask and positions as inputs",
     "SqueezeExcite": "convolutions in two dimensions",

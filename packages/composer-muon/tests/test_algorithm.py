@@ -150,6 +150,34 @@ def test_a_model_without_hidden_matrices_gets_a_warning() -> None:
     Engine(state).run_event(Event.FIT_START)
 
 
+def test_several_momenta_begin_at_their_time() -> None:
+    model = make_model()
+    algorithm = Muon(momentum=(0.85, 0.98), momentum_start="0.25dur", momentum_before=0.9)
+    adamw = torch.optim.AdamW(model.parameters())
+    state = State(model=model, max_duration="8ba", dataloader=[0], optimizers=adamw, algorithms=algorithm)
+    engine = Engine(state)
+    engine.run_event(Event.INIT)
+    momenta = [state.optimizers[0].param_groups[0]["momentum"]]
+    for _ in range(4):
+        engine.run_event(Event.BATCH_START)
+        momenta.append(state.optimizers[0].param_groups[0]["momentum"])
+        state.timestamp = state.timestamp.to_next_batch()
+
+    assert [(0.9, 0.9)] * 3 + [(0.85, 0.98)] * 2 == momenta
+    assert "momentum" not in adamw.param_groups[0]
+
+
+def test_the_momenta_of_given_optimizers_are_left() -> None:
+    model = make_model()
+    pair = list(build_muon(model, momentum=0.9))
+    state = make_state(pair, model, Muon(momentum=(0.85, 0.98), momentum_start="0ba"))
+    engine = Engine(state)
+    engine.run_event(Event.INIT)
+    engine.run_event(Event.BATCH_START)
+
+    assert 0.9 == pair[0].param_groups[0]["momentum"]
+
+
 def test_a_scheduler_of_the_other_parameters_alone_is_refused() -> None:
     model = make_model()
     adamw = torch.optim.AdamW(model.parameters())
@@ -171,6 +199,10 @@ def test_a_scheduler_of_the_other_parameters_alone_is_refused() -> None:
         ({"scale": "original"}, "`lr` must be given with `scale='original'`"),
         ({"steps": 0}, "`steps` must be at least 1"),
         ({"weight_decay": float("inf")}, "`weight_decay` must be finite"),
+        ({"momentum_start": "1ba"}, "`momentum_start` needs several momenta, got `momentum=0.95`"),
+        ({"momentum": (0.8, 0.9), "momentum_start": "-1ba"}, "`momentum_start` must be at least 0"),
+        ({"momentum_before": 1.0}, "`momentum_before` must be"),
+        ({"row_floor": float("nan")}, "`row_floor` must be finite"),
     ],
 )
 def test_wrong_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
@@ -228,6 +260,9 @@ def test_it_learns() -> None:
     assert train(model, optimizers, 60) < train(make_model().double(), [], 1) / 4
 
 
+OPTIONS: dict[str, Any] = {"normalize": True, "cautious": True, "momentum": (0.85, 0.98), "row_floor": 2.0}
+
+
 def train_on_rank(kind: str) -> list[torch.Tensor]:
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
@@ -238,7 +273,7 @@ def train_on_rank(kind: str) -> list[torch.Tensor]:
         from torch.distributed.fsdp import fully_shard
 
         model = fully_shard(model)
-    optimizers = build_muon(model, lr=0.01, normalize=True, cautious=True)
+    optimizers = build_muon(model, lr=0.01, **OPTIONS)
     if kind == "ddp":
         model = DistributedDataParallel(model)
     train(model, optimizers, 5, rows)
@@ -250,7 +285,7 @@ def test_two_ranks_equal_one_process(kind: str) -> None:
     if kind == "fsdp" and not hasattr(torch.cpu.Stream, "record_event"):
         pytest.skip("`fully_shard` of this torch needs a GPU")
     model = make_model().double()
-    train(model, build_muon(model, lr=0.01, normalize=True, cautious=True), 5)
+    train(model, build_muon(model, lr=0.01, **OPTIONS), 5)
 
     for result in run_on_ranks(train_on_rank, 2, kind):
         for expected, actual in zip(model.parameters(), result, strict=True):
@@ -263,7 +298,7 @@ def collectives_of_rank() -> dict[str, int]:
     from torch.distributed.tensor.debug import CommDebugMode
 
     model: Any = fully_shard(make_model().double())
-    muon, _ = build_muon(model, lr=0.01, normalize=True, cautious=True)
+    muon, _ = build_muon(model, lr=0.01, normalize=True, cautious=True, momentum=(0.85, 0.98))
     model(torch.ones(2, 4, dtype=torch.float64)).sum().backward()
     with CommDebugMode() as mode:
         muon.step()

@@ -143,16 +143,26 @@ def test_a_vector_is_refused() -> None:
 
 def slow(weight: torch.Tensor, grads: list[torch.Tensor], **options: Any) -> torch.Tensor:
     """The formulas of the class and of the papers, for one matrix."""
-    lr, decay, momentum = options["lr"], options["weight_decay"], 0.95
-    buffer, squares = torch.zeros_like(weight), torch.zeros(len(weight), dtype=weight.dtype)
+    lr, decay, squares = options["lr"], options["weight_decay"], torch.zeros(len(weight), dtype=weight.dtype)
+    momenta, weights = options.get("momentum", (0.95,)), options.get("momentum_weights") or (1.0,)
+    buffers = [torch.zeros_like(weight) for _ in momenta]
     for grad in grads:
-        buffer = momentum * buffer + (1 - momentum) * grad
-        direction = (1 - momentum) * grad + momentum * buffer if options["nesterov"] else buffer
+        direction = torch.zeros_like(weight)
+        for i, (momentum, share) in enumerate(zip(momenta, weights, strict=True)):
+            buffers[i] = momentum * buffers[i] + (1 - momentum) * grad
+            looked_ahead = (1 - momentum) * grad + momentum * buffers[i]
+            direction = direction + share * (looked_ahead if options["nesterov"] else buffers[i])
         update = polynomial_of_singular_values(direction, "quintic", 5, 1.0)
         if options["normalize"]:
             squares = 0.95 * squares + 0.05 * update.square().mean(1)
             rows = update / (squares.sqrt()[:, None] + 1e-8)
             update = rows * (update.norm() / (rows.norm() + 1e-8))
+        if options.get("row_floor"):
+            before, unit = update.norm(), SCALES["original"][tuple(update.shape)]
+            for i, row in enumerate(update):
+                least = options["row_floor"] * weight[i].norm() / unit
+                update[i] = row * max(1.0, float(least / row.norm()))
+            update = update * before / update.norm()
         update = update * SCALES[options["scale"]][tuple(update.shape)]
         mask = (update * weight >= 0).to(weight.dtype) if options["cautious"] else 1.0
         weight = weight - lr * update - lr * decay * mask * weight
@@ -161,8 +171,20 @@ def slow(weight: torch.Tensor, grads: list[torch.Tensor], **options: Any) -> tor
 
 @pytest.mark.parametrize("shape", [(6, 4), (4, 6)])
 @pytest.mark.parametrize("scale", SCALES)
-@pytest.mark.parametrize("flags", [{}, {"nesterov": False}, {"cautious": True}, {"normalize": True}])
-def test_steps_follow_the_formula(shape: tuple[int, int], scale: str, flags: dict[str, bool]) -> None:
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {},
+        {"nesterov": False},
+        {"cautious": True},
+        {"normalize": True},
+        {"momentum": (0.85, 0.98), "momentum_weights": (0.4385, 0.5615)},
+        {"momentum": (0.5, 0.9, 0.99), "momentum_weights": (0.5, 1.0, 2.0), "nesterov": False},
+        {"row_floor": 0.5},
+        {"row_floor": 0.5, "normalize": True},
+    ],
+)
+def test_steps_follow_the_formula(shape: tuple[int, int], scale: str, flags: dict[str, Any]) -> None:
     weight = torch.nn.Parameter(randn(*shape))
     options: dict[str, Any] = {"nesterov": True, "cautious": False, "normalize": False, **flags}
     options |= {"lr": 0.1, "weight_decay": 0.5, "scale": scale}
@@ -262,6 +284,73 @@ def test_bfloat16_weights_keep_their_momentum(nesterov: bool) -> None:
     torch.testing.assert_close(optimizer.state[weight]["momentum_buffer"], weight.grad * 0.05, rtol=0.02, atol=0.01)
 
 
+def test_a_row_floor_lifts_the_shortest_rows_and_keeps_the_norm() -> None:
+    weight = torch.nn.Parameter(0.2 * randn(6, 4, seed=7))
+    plain, floored = (torch.nn.Parameter(weight.detach().clone()) for _ in range(2))
+    for each, floor in ((plain, 0.0), (floored, 0.5)):
+        optimizer = MuonOptimizer([each], lr=1.0, weight_decay=0.0, scale="original", row_floor=floor)
+        each.grad = randn(6, 4) * torch.tensor([1, 1, 1, 1, 1e-3, 0.0], dtype=torch.float64)[:, None]
+        optimizer.step()
+    updates = [(weight - each).detach() for each in (plain, floored)]
+    rows = [update.norm(dim=1) for update in updates]
+
+    torch.testing.assert_close(updates[0].norm(), updates[1].norm())
+    assert rows[0][4] < 0.1 * weight[4].norm()
+    assert 0.4 * weight[4].norm() < rows[1][4] <= 0.5 * weight[4].norm()
+    assert rows[1][5] == 0  # there is no direction to lengthen
+
+
+@pytest.mark.parametrize("options", [{"row_floor": 0.3825}, {"momentum": (0.85, 0.98)}])
+def test_an_update_of_zero_moves_nothing(options: dict[str, Any]) -> None:
+    weight = parameter(4, 4)
+    optimizer = MuonOptimizer([weight], lr=0.1, weight_decay=0.0, **options)
+    weight.grad = torch.zeros_like(weight)
+    optimizer.step()
+
+    assert torch.equal(weight, parameter(4, 4))
+
+
+def test_row_floors_of_blocks_groups_and_transposed_weights_are_those_of_their_matrices() -> None:
+    options: dict[str, Any] = {"row_floor": 0.5}
+    whole = parameter(6, 5)
+    groups = [
+        {"params": [whole], "blocks": (2, 4)},
+        {"params": [torch.nn.Parameter(whole.detach().T.clone())], "blocks": (2, 4), "transposed": True},
+        {"params": [torch.nn.Parameter(whole.detach().view(6, 5, 1).clone())], "groups": 3},
+    ]
+    optimizer = MuonOptimizer(groups, lr=0.1, **options)
+    grad = randn(6, 5, seed=1)
+    for group, each in zip(optimizer.param_groups, (grad, grad.T, grad.view(6, 5, 1)), strict=True):
+        group["params"][0].grad = each.clone()
+    before = whole.detach().clone()
+    optimizer.step()
+    fused, transposed, conv = (group["params"][0].detach() for group in optimizer.param_groups)
+
+    def alone(rows: slice) -> torch.Tensor:
+        part = torch.nn.Parameter(before[rows].clone())
+        part.grad = grad[rows].clone()
+        MuonOptimizer([part], lr=0.1, **options).step()
+        return part.detach()
+
+    torch.testing.assert_close(fused, torch.cat([alone(slice(0, 2)), alone(slice(2, 6))]))
+    torch.testing.assert_close(transposed.T, fused)
+    expected = torch.cat([alone(slice(i, i + 2)) for i in (0, 2, 4)])
+    torch.testing.assert_close(conv.view(6, 5), expected)
+
+
+def test_further_momenta_begin_as_the_first_one_is() -> None:
+    weight = parameter(4, 6)
+    optimizer = MuonOptimizer([weight], lr=0.1)
+    weight.grad = randn(4, 6, seed=1)
+    optimizer.step()
+    first, weight.grad = optimizer.state[weight]["momentum_buffer"].clone(), randn(4, 6, seed=2)
+    optimizer.param_groups[0]["momentum"] = (0.85, 0.98)
+    optimizer.step()
+
+    buffers = [optimizer.state[weight][name] for name in ("momentum_buffer", "momentum_buffer_1")]
+    torch.testing.assert_close(buffers, [first.lerp(weight.grad, 1 - momentum) for momentum in (0.85, 0.98)])
+
+
 def test_a_tensor_learning_rate_is_not_read() -> None:
     (expected,) = stepped([{"params": [parameter(4, 4)]}])
     weight = parameter(4, 4)
@@ -280,11 +369,12 @@ def test_a_resumed_optimizer_continues_identically() -> None:
             optimizer.step()
 
     weight = parameter(4, 6)
-    optimizer = MuonOptimizer([weight], lr=0.1, normalize=True)
+    options: dict[str, Any] = {"normalize": True, "momentum": (0.85, 0.98), "row_floor": 0.3825}
+    optimizer = MuonOptimizer([weight], lr=0.1, **options)
     run(range(3), weight, optimizer)
     saved = copy.deepcopy(optimizer.state_dict())
     resumed = torch.nn.Parameter(weight.detach().clone())
-    other = MuonOptimizer([resumed], lr=0.5, normalize=True)
+    other = MuonOptimizer([resumed], lr=0.5, **options)
     other.load_state_dict(saved)
     run(range(3, 6), weight, optimizer)
     run(range(3, 6), resumed, other)
@@ -311,6 +401,18 @@ def test_parameters_without_a_gradient_stay() -> None:
         (lambda: MuonOptimizer([{"params": [parameter(4, 4)], "groups": 3}]), "must divide the 4 outputs"),
         (lambda: MuonOptimizer([parameter(4, 4)], lr=-1.0), "`lr` must not be negative"),
         (lambda: MuonOptimizer([parameter(4, 4)], momentum=1.0), "`momentum` and `beta2` must be below 1"),
+        (lambda: MuonOptimizer([parameter(4, 4)], momentum=(0.9, 1.0)), "`momentum` and `beta2` must be below 1"),
+        (lambda: MuonOptimizer([parameter(4, 4)], momentum=()), "`momentum` and `beta2` must be below 1"),
+        (lambda: MuonOptimizer([parameter(4, 4)], momentum_weights=(1.0,)), "must have one weight for each of several"),
+        (
+            lambda: MuonOptimizer([parameter(4, 4)], momentum=(0.8, 0.9), momentum_weights=(1.0,)),
+            "`momentum_weights` must have one weight for each of several momenta",
+        ),
+        (
+            lambda: MuonOptimizer([parameter(4, 4)], momentum=(0.8, 0.9), momentum_weights=(1.0, -1.0)),
+            "`momentum_weights` must be .*positive",
+        ),
+        (lambda: MuonOptimizer([parameter(4, 4)], row_floor=-1.0), "`row_floor` must not be negative"),
         (lambda: MuonOptimizer([parameter(4, 4)], scale="huge"), "`scale` must be one of 'match_rms_adamw', "),
         (lambda: MuonOptimizer([parameter(4, 4)], lr=float("nan")), "`lr` must be finite"),
     ],
@@ -370,7 +472,8 @@ def test_a_file_without_a_fixed_norm_is_loaded() -> None:
     weight = torch.nn.Parameter(randn(4, 4))
     optimizer = MuonOptimizer([weight], lr=0.1)
     saved = optimizer.state_dict()
-    del saved["param_groups"][0]["fixed_norm"]
+    for name in ("fixed_norm", "momentum_weights", "row_floor"):
+        del saved["param_groups"][0][name]
     optimizer.load_state_dict(saved)
     weight.grad = torch.ones_like(weight)
     optimizer.step()

@@ -47,6 +47,19 @@ TABLE: list[tuple[ComposerScheduler, float, Mapping[str, float]]] = [
         {"0ep": 1, "800ep": 1, "900ep": 0.75, "1000ep": 0.5},
     ),
     (WarmupStableDecayScheduler("100ep", "0.2dur", "cosine"), 0.5, {"100ep": 1, "400ep": 1, "450ep": 0.5, "500ep": 0}),
+    (  # down to the floor of 0.2 by a power, then linear to 0
+        WarmupStableDecayScheduler("100ep", "500ep", 0.5, alpha_f=0.2, t_linear="100ep"),
+        1.0,
+        {"50ep": 0.5, "400ep": 1, "525ep": 0.2 + 0.8 * (1 - 0.25**0.5), "900ep": 0.2, "950ep": 0.1, "1000ep": 0},
+    ),
+    (
+        WarmupStableDecayScheduler("0ep", "0.5dur", 2.0, alpha_f=0.2, t_linear="0.1dur"),
+        0.5,
+        {"200ep": 1, "325ep": 0.8, "450ep": 0.2, "475ep": 0.1, "500ep": 0},
+    ),
+    (WarmupStableDecayScheduler("0ep", "1dur", 0.4, alpha_f=0.2), 1.0, {"0ep": 1, "500ep": 1 - 0.8 * 0.5**0.4}),
+    (PolynomialScheduler(1.2, t_max="1.25dur"), 1.0, {"0ba": 1, "500ep": 0.6**1.2, "1000ep": 0.2**1.2}),
+    (PolynomialWithWarmupScheduler("10ep", 1.2, t_max="1010ep"), 1.0, {"510ep": 0.5**1.2, "1000ep": 0.01**1.2}),
     (StepScheduler("10ba"), 1.0, {"0ba": 1, "9ba": 1, "10ba": 0.1, "35ba": 0.001}),
     (StepScheduler("0.002dur", gamma=0.8), 1.0, {"1999ba": 1, "2000ba": 0.8, "7000ba": 0.512}),
     (StepScheduler("1ep", gamma=0.5), 1.0, {"999ba": 1, "1000ba": 0.5, "3500ba": 0.125}),
@@ -447,7 +460,9 @@ def test_warm_restarts_agree_with_counting_the_cycles(
     ("arguments", "message"),
     [
         ({"t_decay": "0ba"}, "`t_decay` must be positive"),
-        ({"decay": "sqrt"}, "`decay` must be one of '1-sqrt', 'linear', 'cosine', got 'sqrt'"),
+        ({"decay": "sqrt"}, "`decay` must be one of '1-sqrt', 'linear', 'cosine' or a number, got 'sqrt'"),
+        ({"decay": 0.0}, "`decay` must be .*positive"),
+        ({"t_linear": "0ba"}, "`t_linear` must be positive"),
         ({"alpha_f": -1.0}, "`alpha_f` must not be negative"),
     ],
 )
@@ -463,7 +478,12 @@ def test_a_stable_schedule_with_wrong_arguments_is_refused(arguments: dict[str, 
             WarmupStableDecayScheduler("600ep", "500ep", t_max="1000ep"),
             "`t_warmup` and `t_decay` together must not be longer than `t_max`, got '1100000ba' and",
         ),
+        (
+            WarmupStableDecayScheduler("300ep", "500ep", t_linear="300ep", t_max="1000ep"),
+            "`t_warmup` and `t_decay` and `t_linear` together must not be longer than `t_max`, got '1100000ba' and",
+        ),
         (WarmupStableDecayScheduler("1ep", "500sp"), "`t_decay` and `t_max` must convert to the same unit"),
+        (WarmupStableDecayScheduler("1ep", t_linear="5sp"), "`t_linear` and `t_max` must convert to the same unit"),
         (WarmupStableDecayScheduler("1ba", t_max="10ba"), "must be greater than or equal to max_duration"),
     ],
 )

@@ -47,6 +47,7 @@ TEACHER = "plain, 4 times the steps"
 _UNIT = {"high": 0.95}
 _ALL = (
     Method("Muon", grid={"momentum": Grid((0.9, 0.95), high=0.999)}),
+    Method("SOAP", grid={"precondition_frequency": Grid((2, 10), low=1, high=50)}),
     Method("Alibi", kind="tokens"),
     Method("WeightStandardization", kind="images"),
     Method(

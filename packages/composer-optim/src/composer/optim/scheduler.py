@@ -594,26 +594,30 @@ _COOLDOWNS: dict[str, Callable[[float], float]] = {
 class WarmupStableDecayScheduler(_WithWarmup):
     """A linear warmup from 0 to 1, a constant phase and a final decay (WSD): `alpha_f + (1 - alpha_f) * c(x)`.
 
-    x is the completed fraction of the decay, and c(x) is `1 - sqrt(x)`, `1 - x` or half a cosine. Until the decay, the
-    schedule does not depend on the length of the run. So a run can be continued from any checkpoint before the decay,
-    and a decay can start from any such checkpoint: `Trainer(load_path=..., branch_duration="500ba")`. For that,
-    `t_decay` must be an absolute time, such as "500ba".
+    x is the completed fraction of the decay, and c(x) is `1 - sqrt(x)`, `1 - x`, half a cosine or `1 - x ** decay`.
+    With `t_linear`, the decay ends that much earlier, and a line from `alpha_f` to 0 ends the schedule: with `decay`
+    below 1, a "fast-slow" schedule.
+
+    Until the decay, the schedule does not depend on the length of the run. So a run can be continued from any
+    checkpoint before the decay, and a decay can start from any such checkpoint: `Trainer(load_path=...,
+    branch_duration="500ba")`. For that, `t_decay` must be an absolute time, such as "500ba".
 
     Args:
         t_warmup: Length of the warmup.
         t_decay: Length of the decay; 10 to 20 % of the run is usual.
-        decay: "1-sqrt", "linear" or "cosine".
-        t_max: When the decay ends, counted from the start of the run.
-        alpha_f: The final factor.
+        decay: "1-sqrt", "linear", "cosine", or the exponent of `1 - x ** decay`, a positive number.
+        t_max: When the schedule ends, counted from the start of the run.
+        alpha_f: The factor at the end of the decay.
         scale_warmup: Apply the scale schedule ratio to the ramp.
+        t_linear: Length of a linear change from `alpha_f` to 0 after the decay. None: the schedule ends with the decay.
 
     Raises:
-        ValueError: `decay` is unknown; when called, if `t_max` is shorter than the run, or than warmup and decay
-            together, or if the times convert to different units.
+        ValueError: `decay` is unknown; when called, if `t_max` is shorter than the run, or than warmup, decay and
+            linear change together, or if the times convert to different units.
 
     Warns:
-        UserWarning: When called, if a positive `t_warmup` is rounded to zero, or if warmup and decay together are
-            longer than a `t_max` in "dur".
+        UserWarning: When called, if a positive `t_warmup` is rounded to zero, or if warmup, decay and linear change
+            together are longer than a `t_max` in "dur".
 
     Example:
         >>> import torch
@@ -630,44 +634,64 @@ class WarmupStableDecayScheduler(_WithWarmup):
         100 0.0
 
     Source: Hu et al., "MiniCPM", arXiv:2404.06395, section 4; "1-sqrt": Haegele et al., "Scaling Laws and
-        Compute-Optimal Training Beyond Fixed Training Durations", arXiv:2405.18392, section 3.
+        Compute-Optimal Training Beyond Fixed Training Durations", arXiv:2405.18392, section 3. Exponents and
+        `t_linear`: the optimization track of modded-nanogpt, https://github.com/KellerJordan/modded-nanogpt.
     """
 
     def __init__(
         self,
         t_warmup: str | Time[Any],
         t_decay: str | Time[Any] = "0.1dur",
-        decay: str = "1-sqrt",
+        decay: str | float = "1-sqrt",
         t_max: str | Time[Any] = "1dur",
         alpha_f: float = 0.0,
         scale_warmup: bool = False,
+        *,
+        t_linear: str | Time[Any] | None = None,
     ) -> None:
         super().__init__(t_warmup, t_max, scale_warmup)
         self.t_decay = _parse(t_decay, "t_decay")
-        if decay not in _COOLDOWNS:
-            raise ValueError(f"`decay` must be one of {', '.join(map(repr, _COOLDOWNS))}, got {decay!r}.")
+        if not isinstance(decay, str):
+            check_finite("It is the exponent of the decay.", decay=decay, above=0)
+        elif decay not in _COOLDOWNS:
+            raise ValueError(f"`decay` must be one of {', '.join(map(repr, _COOLDOWNS))} or a number, got {decay!r}.")
         self.decay = decay
         self.alpha_f = _factor(alpha_f, "alpha_f")
+        self.t_linear = None if t_linear is None else _parse(t_linear, "t_linear")
 
     def bind(self, state: State, ssr: float = 1.0) -> Callable[[], float]:
         progress = self._progress(state, ssr)
-        end, length = _convert_time(self.t_max, state, ssr), _convert_time(self.t_decay, state, ssr)
+        end = _convert_time(self.t_max, state, ssr)
         begin = _convert_time(self.t_warmup, state, ssr if self.scale_warmup else 1.0)
-        if length.unit is not end.unit:
-            raise ValueError(
-                f"`t_decay` and `t_max` must convert to the same unit, got {str(self.t_decay)!r}, which converts to "
-                f"{str(length)!r}, and {str(self.t_max)!r}, which converts to {str(end)!r}. Write both in one unit."
-            )
+        phases = {"t_decay": self.t_decay, "t_linear": self.t_linear}
+        lengths: dict[str, float] = {}
+        for name, time in phases.items():
+            if time is None:
+                continue
+            length = _convert_time(time, state, ssr)
+            if length.unit is not end.unit:
+                raise ValueError(
+                    f"`{name}` and `t_max` must convert to the same unit, got {str(time)!r}, which converts to "
+                    f"{str(length)!r}, and {str(self.t_max)!r}, which converts to {str(end)!r}. Write both in one unit."
+                )
+            lengths[name] = length.value
         if begin.value <= end.value:
-            names, both = "`t_warmup` and `t_decay` together", Time(begin.value + length.value, end.unit)
-            _check_warmup(names, both, end, self._is_fixed, stacklevel=4)
-        decay_from, decay_for, now = end.value - length.value, length.value, _clock(state, end.unit)
-        alpha_f, cooldown = self.alpha_f, _COOLDOWNS[self.decay]
+            total = Time(begin.value + sum(lengths.values()), end.unit)
+            names = " and ".join(f"`{name}`" for name in ("t_warmup", *lengths))
+            _check_warmup(f"{names} together", total, end, self._is_fixed, stacklevel=4)
+        decay_for, linear_for = lengths["t_decay"], lengths.get("t_linear", 0)
+        linear_from, now = end.value - linear_for, _clock(state, end.unit)
+        alpha_f, decay = self.alpha_f, self.decay
+        cooldown = _COOLDOWNS[decay] if isinstance(decay, str) else lambda x: 1 - math.pow(x, decay)
 
         def factor() -> float:
-            done = now() - decay_from
-            x = _fraction(done, decay_for) if done > 0 else 0.0
-            return progress()[0] * (alpha_f + (1 - alpha_f) * cooldown(x))
+            elapsed = now() - linear_from
+            if elapsed > 0 and linear_for > 0:
+                height = alpha_f * (1 - _fraction(elapsed, linear_for))
+            else:
+                x = _fraction(elapsed + decay_for, decay_for) if elapsed + decay_for > 0 else 0.0
+                height = alpha_f + (1 - alpha_f) * cooldown(x)
+            return progress()[0] * height
 
         return factor
 

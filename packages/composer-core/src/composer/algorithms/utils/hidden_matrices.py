@@ -8,10 +8,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from composer.utils.module_surgery import find_adapter_layers
+from composer.utils.module_surgery import find_adapter_layers, has_own_state_dict
 
 _CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 # Names of layers that compute several matrices at once, and the number of these.
@@ -130,6 +131,94 @@ def find_hidden_matrices(model: nn.Module, include: Sequence[str] = (), exclude:
         else:
             split.matrices[name] = matrix
     return split
+
+
+_WITH_KNOWN_DECAY = (torch.optim.AdamW, torch.optim.SGD)
+
+
+def take_hidden_matrices(
+    split: HiddenMatrices,
+    optimizers: Iterable[torch.optim.Optimizer],
+    algorithm: str,
+    lr: float | None = None,
+    weight_decay: float | None = None,
+) -> list[tuple[list[str], dict[str, Any]]]:
+    """Remove the hidden matrices of a model from its optimizers, for an optimizer of their own.
+
+    Args:
+        split: The parameters of the model, divided.
+        optimizers: The optimizers of the run. Their groups may be empty afterwards.
+        algorithm: The class of the algorithm that takes them, for messages. `build_<algorithm>` makes its optimizers.
+        lr: The learning rate of the matrices. None: that of their groups.
+        weight_decay: Their weight decay, of which a step removes `lr * weight_decay`. None: that of their groups.
+
+    Returns:
+        For each group that had some of the matrices, their names, and their "lr" and "weight_decay".
+
+    Raises:
+        ValueError: An optimizer cannot lose parameters, or defines weight decay in another way.
+    """
+    matrices = {id(matrix.parameter): name for name, matrix in split.matrices.items()}
+    result: list[tuple[list[str], dict[str, Any]]] = []
+    for optimizer in optimizers:
+        taken = {id(p) for group in optimizer.param_groups for p in group["params"]} & matrices.keys()
+        if not taken:
+            continue
+        kind = type(optimizer)
+        if kind.__name__ in ("Muon", "SOAP"):  # of torch and of other libraries
+            raise ValueError(
+                f"`{algorithm}` must take parameters from another optimizer, but {kind.__module__}.{kind.__name__} "
+                f"trains matrices of the model already. Leave out one of them."
+            )
+        if has_own_state_dict(optimizer):
+            raise ValueError(
+                f"`{algorithm}` must take parameters from an optimizer, but {kind.__name__} is a wrapper with a state "
+                f"of its own. Make the optimizers with `build_{algorithm.lower()}` instead."
+            )
+        if callable(getattr(optimizer, "train", None)) and callable(getattr(optimizer, "eval", None)):
+            raise ValueError(
+                f"`{algorithm}` must take parameters from an optimizer without modes, but {kind.__name__} has `train` "
+                f"and `eval`: in evaluation its parameters would be averages, and those of `{algorithm}` not. Use "
+                f"`torch.optim.AdamW`, or leave `{algorithm}` out."
+            )
+        for group in optimizer.param_groups:
+            names = [matrices[id(p)] for p in group["params"] if id(p) in taken]
+            decay = group.get("weight_decay", 0.0) if weight_decay is None else weight_decay
+            if decay and weight_decay is None and kind not in _WITH_KNOWN_DECAY:
+                raise ValueError(
+                    f"`weight_decay` must be given to take parameters from {kind.__name__}, which may define weight "
+                    f"decay in another way than `{algorithm}`, where a step removes `lr * weight_decay` of the "
+                    f"weights; got a group with {decay!r}. That of `DecoupledAdamW` and `DecoupledSGDW` is equivalent "
+                    f"if divided by the learning rate."
+                )
+            for parameter in group["params"]:
+                if id(parameter) in taken:
+                    optimizer.state.pop(parameter, None)
+            group["params"][:] = [p for p in group["params"] if id(p) not in taken]
+            group.pop("param_names", None)
+            if names:
+                result.append((names, {"lr": group["lr"] if lr is None else lr, "weight_decay": decay}))
+    return result
+
+
+def check_schedulers_of_matrices(
+    schedulers: Iterable[Any], optimizer: type[torch.optim.Optimizer], algorithm: str
+) -> None:
+    """Raise ValueError if there are schedulers, but none of them changes the rate of the hidden matrices.
+
+    Args:
+        schedulers: The schedulers of the run.
+        optimizer: The class of the optimizer of the matrices, which may be wrapped, as by `SAM`.
+        algorithm: The class of the algorithm that made it, for the message.
+    """
+    targets = [getattr(scheduler, "optimizer", None) for scheduler in schedulers]
+    if targets and not any(isinstance(getattr(each, "base_optimizer", each), optimizer) for each in targets):
+        names = ", ".join(type(target).__name__ for target in targets)
+        raise ValueError(
+            f"`schedulers` must change the learning rate of `{algorithm}` too, but they belong to {names}, the "
+            f"optimizer of the other parameters. Use a schedule of `composer.optim`, or make the optimizers with "
+            f"`build_{algorithm.lower()}` and a scheduler for each."
+        )
 
 
 def check_patterns(**arguments: Any) -> None:

@@ -9,7 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from composer.algorithms.muon.optimizer import Coefficients, MuonOptimizer, check_muon_arguments
-from composer.algorithms.utils.hidden_matrices import HiddenMatrices, check_patterns, find_hidden_matrices
+from composer.algorithms.utils.hidden_matrices import (
+    HiddenMatrices,
+    check_patterns,
+    check_schedulers_of_matrices,
+    find_hidden_matrices,
+    take_hidden_matrices,
+)
+from composer.algorithms.utils.weight_swaps import has_passed, parse_time
 from composer.algorithms.warnings import warn_no_effect
 from composer.core import (
     CHANGES_LAYERS,
@@ -20,9 +27,9 @@ from composer.core import (
     Algorithm,
     Event,
     Placement,
+    Time,
 )
 from composer.utils import check_finite, check_flags, plain_number
-from composer.utils.module_surgery import has_own_state_dict
 
 if TYPE_CHECKING:
     from composer.core import State
@@ -83,16 +90,17 @@ class Muon(Algorithm):
     keep the learning rate and the weight decay of their groups. The other parameters stay. `engine.explain()` prints
     which parameter went where, and why.
 
-    **Events** INIT, FIT_START. **Reads** `state.model`. **Writes** `state.optimizers`. **Cost** a few matrix products
-    per matrix and step, independent of the batch; one buffer per weight instead of the two of AdamW. Sharded matrices
-    are gathered once per step, and orthogonalized on every rank. **Compilation** static: the graphs of the model do not
-    change. **When not to use it** with an optimizer like SGD, whose learning rates do not transfer (pass `lr`), or to
-    fine-tune weights that were trained with AdamW, where it often gains nothing.
+    **Events** INIT, FIT_START; BATCH_START with `momentum_start`. **Reads** `state.model`, the time. **Writes**
+    `state.optimizers`. **Cost** a few matrix products per matrix and step, independent of the batch; one buffer per
+    weight and momentum, where AdamW has two per weight. Sharded matrices are gathered once per step, and orthogonalized
+    on every rank. **Compilation** static: the graphs of the model do not change. **When not to use it** with an
+    optimizer like SGD, whose learning rates do not transfer (pass `lr`), or to fine-tune weights that were trained with
+    AdamW, where it often gains nothing.
 
     Args:
         lr: Learning rate of the matrices. None: that of their parameter groups, which must be one for AdamW.
         weight_decay: Decoupled weight decay of the matrices. None: that of their groups.
-        momentum: See `MuonOptimizer`, as for the following.
+        momentum: One or several; see `MuonOptimizer`, as for the following.
         nesterov: Use Nesterov momentum.
         scale: Factor of an update.
         steps: Steps of the orthogonalization.
@@ -103,6 +111,11 @@ class Muon(Algorithm):
         include: See `split_muon_parameters`.
         exclude: See `split_muon_parameters`.
         fixed_norm: Scale the matrices to a fixed norm before each update; see `MuonOptimizer`.
+        momentum_weights: The weights of several momenta.
+        momentum_start: When several momenta begin, in any unit; all begin as the momentum is by then. None: with the
+            run.
+        momentum_before: The momentum until `momentum_start`.
+        row_floor: The least norm of a row of an update, as a fraction of that of the weight; see `MuonOptimizer`.
 
     Attributes:
         split: Which parameter went where; None before INIT.
@@ -120,8 +133,8 @@ class Muon(Algorithm):
         0.9
 
     Source: Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024; Liu et al., "Muon is
-        Scalable for LLM Training", arXiv:2502.16982.
-    Differs: none.
+        Scalable for LLM Training", arXiv:2502.16982. See `MuonOptimizer` for those of the other arguments.
+    Differs: the buffers of several momenta exist from the first step, and are equal until `momentum_start`.
     """
 
     events = frozenset({Event.INIT, Event.FIT_START})
@@ -136,7 +149,7 @@ class Muon(Algorithm):
         self,
         lr: float | None = None,
         weight_decay: float | None = None,
-        momentum: float = 0.95,
+        momentum: float | Sequence[float] = 0.95,
         nesterov: bool = True,
         scale: str = "match_rms_adamw",
         steps: int = 5,
@@ -148,8 +161,13 @@ class Muon(Algorithm):
         exclude: Sequence[str] = (),
         *,
         fixed_norm: bool = False,
+        momentum_weights: Sequence[float] | None = None,
+        momentum_start: str | Time[Any] | None = None,
+        momentum_before: float = 0.95,
+        row_floor: float = 0.0,
     ) -> None:
-        check_muon_arguments(momentum, scale, steps, coefficients, beta2)
+        check_muon_arguments(momentum, scale, steps, coefficients, beta2, momentum_weights, row_floor)
+        check_finite("Use 0.95.", momentum_before=momentum_before, least=0, most=0.9999)
         check_flags(nesterov=nesterov, cautious=cautious, normalize=normalize, fixed_norm=fixed_norm)
         check_patterns(include=include, exclude=exclude)
         for name, value in (("lr", lr), ("weight_decay", weight_decay)):
@@ -161,7 +179,23 @@ class Muon(Algorithm):
             )
         self.lr = None if lr is None else plain_number(lr)
         self.weight_decay = None if weight_decay is None else plain_number(weight_decay)
-        self.momentum, self.steps, self.beta2 = plain_number(momentum), plain_number(steps), plain_number(beta2)
+        self.steps, self.beta2, self.row_floor = plain_number(steps), plain_number(beta2), plain_number(row_floor)
+        self.momentum: float | tuple[float, ...]
+        if isinstance(momentum, Sequence):
+            self.momentum = tuple(map(plain_number, momentum))
+        else:
+            self.momentum = plain_number(momentum)
+        self.momentum_weights = None if momentum_weights is None else tuple(map(plain_number, momentum_weights))
+        self.momentum_before = plain_number(momentum_before)
+        self._start: Time[Any] | None = None
+        self.momentum_start = None if momentum_start is None else str(momentum_start)
+        if momentum_start is not None:
+            if not isinstance(self.momentum, tuple):
+                raise ValueError(
+                    f"`momentum_start` needs several momenta, got `momentum={momentum!r}`. Use (0.85, 0.98)."
+                )
+            self._start = parse_time("momentum_start", momentum_start, least=0)
+            self.events = self.events | {Event.BATCH_START}
         self.nesterov, self.scale, self.coefficients = nesterov, scale, coefficients
         self.cautious, self.normalize, self.fixed_norm = cautious, normalize, fixed_norm
         self.include, self.exclude = tuple(include), tuple(exclude)
@@ -169,48 +203,22 @@ class Muon(Algorithm):
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Divide the parameters of the optimizers, unless one is a `MuonOptimizer` already; check the schedulers."""
+        if event is Event.BATCH_START:
+            for optimizer in state.optimizers if self.split is not None else ():
+                for group in optimizer.param_groups if _is_muon(optimizer) else ():
+                    group["momentum"] = self._momentum_at(state)
+            return
         if event is Event.FIT_START:
             if self.split is not None and any(map(_is_muon, state.optimizers)):
-                _check_schedulers(state)
+                check_schedulers_of_matrices(state.schedulers, MuonOptimizer, "Muon")
             return
         if any(isinstance(optimizer, MuonOptimizer) for optimizer in state.optimizers):
             return
         self.split = find_hidden_matrices(state.model, self.include, self.exclude)
-        matrices = {id(matrix.parameter): name for name, matrix in self.split.matrices.items()}
-        optimized = {id(p) for o in state.optimizers for group in o.param_groups for p in group["params"]}
-        left_out = [name for key, name in matrices.items() if key not in optimized]
-        self.split = self.split.without(left_out, "in no optimizer")
-        groups: list[dict[str, Any]] = []
-        for optimizer in state.optimizers:
-            taken = {id(p) for group in optimizer.param_groups for p in group["params"]} & matrices.keys()
-            if not taken:
-                continue
-            if type(optimizer).__name__ == "Muon":  # torch has one, and other libraries, too
-                raise ValueError(
-                    f"`Muon` must take parameters from another optimizer, but {type(optimizer).__module__}.Muon trains "
-                    f"matrices of the model already. Leave out one of them."
-                )
-            if has_own_state_dict(optimizer):
-                raise ValueError(
-                    f"`Muon` must take parameters from an optimizer, but {type(optimizer).__name__} is a wrapper with "
-                    f"a state of its own. Make the optimizers with `build_muon` instead."
-                )
-            if callable(getattr(optimizer, "train", None)) and callable(getattr(optimizer, "eval", None)):
-                raise ValueError(
-                    f"`Muon` must take parameters from an optimizer without modes, but {type(optimizer).__name__} has "
-                    f"`train` and `eval`: in evaluation its parameters would be averages, and those of `Muon` not. Use "
-                    f"`torch.optim.AdamW`, or leave `Muon` out."
-                )
-            for group in optimizer.param_groups:
-                names = [matrices[id(p)] for p in group["params"] if id(p) in taken]
-                lr = group["lr"] if self.lr is None else self.lr
-                decay = _decay_of(optimizer, group) if self.weight_decay is None else self.weight_decay
-                groups += _muon_groups(self.split, names, {"lr": lr, "weight_decay": decay})
-                for parameter in group["params"]:
-                    if id(parameter) in taken:
-                        optimizer.state.pop(parameter, None)
-                group["params"][:] = [p for p in group["params"] if id(p) not in taken]
-                group.pop("param_names", None)
+        taken = take_hidden_matrices(self.split, state.optimizers, "Muon", self.lr, self.weight_decay)
+        groups = [group for names, options in taken for group in _muon_groups(self.split, names, options)]
+        found = {name for names, _ in taken for name in names}
+        self.split = self.split.without([name for name in self.split.matrices if name not in found], "in no optimizer")
         if not groups:
             warn_no_effect(
                 "`Muon` changed nothing: the optimizers have no hidden matrix of the model. Its parameters are\n"
@@ -220,29 +228,21 @@ class Muon(Algorithm):
         options = {"scale": self.scale, "steps": self.steps, "coefficients": self.coefficients, "beta2": self.beta2}
         flags = {"nesterov": self.nesterov, "cautious": self.cautious, "normalize": self.normalize}
         flags["fixed_norm"] = self.fixed_norm
-        muon = MuonOptimizer(groups, momentum=self.momentum, **options, **flags)  # type: ignore[arg-type]
+        options |= {"momentum_weights": self.momentum_weights, "row_floor": self.row_floor}
+        muon = MuonOptimizer(groups, momentum=self._momentum_at(state), **options, **flags)  # type: ignore[arg-type]
         rest = [o for o in state.optimizers if any(group["params"] for group in o.param_groups)]
         state.optimizers = [muon, *rest]
         logger.log_hyperparameters({"muon/num_matrices": sum(len(group["params"]) for group in groups)})
 
+    def _momentum_at(self, state: State) -> float | tuple[float, ...]:
+        # All buffers exist from the start, so that a checkpoint of any time has the same entries.
+        if self._start is None or not isinstance(self.momentum, tuple) or has_passed(self._start, state):
+            return self.momentum
+        return (self.momentum_before,) * len(self.momentum)
+
     def explain(self) -> str:
         """Return which parameter went where, and why; "" before INIT."""
         return "" if self.split is None else str(self.split)
-
-
-_WITH_KNOWN_DECAY = (torch.optim.AdamW, torch.optim.SGD)
-
-
-def _decay_of(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> Any:
-    """Return the weight decay of a group, if it is defined as in `MuonOptimizer`."""
-    decay, name = group.get("weight_decay", 0.0), type(optimizer).__name__
-    if decay and type(optimizer) not in _WITH_KNOWN_DECAY:
-        raise ValueError(
-            f"`weight_decay` must be given to take parameters from {name}, which may define weight decay in another "
-            f"way than `Muon`, where a step removes `lr * weight_decay` of the weights; got a group with {decay!r}. "
-            f"That of `DecoupledAdamW` and `DecoupledSGDW` is equivalent if divided by the learning rate."
-        )
-    return decay
 
 
 def _muon_groups(split: HiddenMatrices, names: Iterable[str], options: dict[str, Any]) -> list[dict[str, Any]]:
@@ -260,15 +260,3 @@ def _muon_groups(split: HiddenMatrices, names: Iterable[str], options: dict[str,
 def _is_muon(optimizer: Any) -> bool:
     """Return True for a `MuonOptimizer`, even in a wrapper such as that of `SAM`."""
     return isinstance(getattr(optimizer, "base_optimizer", optimizer), MuonOptimizer)
-
-
-def _check_schedulers(state: State) -> None:
-    """Raise ValueError if only the other optimizers have schedulers."""
-    targets = [getattr(scheduler, "optimizer", None) for scheduler in state.schedulers]
-    if targets and not any(map(_is_muon, targets)):
-        names = ", ".join(type(target).__name__ for target in targets)
-        raise ValueError(
-            f"`schedulers` must change the learning rate of `Muon` too, but they belong to {names}, the optimizer of "
-            f"the other parameters. Use a schedule of `composer.optim`, or make the optimizers with `build_muon` and a "
-            f"scheduler for each."
-        )

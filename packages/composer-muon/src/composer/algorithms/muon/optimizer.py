@@ -120,11 +120,15 @@ class MuonOptimizer(torch.optim.Optimizer):
     outputs). Weights with more than two dimensions are convolutions: their dimensions after the first are the inputs.
     With `groups` above 1, they are that many matrices.
 
+    With several momenta, each weight has one m for each, and u is the weighted sum of what each of them gives:
+    short memories follow the gradient, and long ones average its noise. `group["momentum"]` may be changed between
+    steps, for example from (0.95, 0.95) to (0.85, 0.98): until then, all m are equal.
+
     Args:
         params: Matrices and weights of convolutions, or dicts of parameter groups.
         lr: Learning rate. With `scale="match_rms_adamw"`, that of AdamW.
         weight_decay: Decoupled weight decay; each step removes `lr * weight_decay` of the weights.
-        momentum: Momentum, in [0, 1).
+        momentum: Momentum, in [0, 1), or several.
         nesterov: Use Nesterov momentum.
         scale: "match_rms_adamw": 0.2 * sqrt(max(m, n)) for an m x n matrix, so that an update is as large as one of
             AdamW; "original": sqrt(max(1, m / n)), with learning rates such as 0.02; "spectral": sqrt(m / n).
@@ -136,6 +140,10 @@ class MuonOptimizer(torch.optim.Optimizer):
         beta2: Decay of that running mean, in [0, 1).
         fixed_norm: Before each update, scale an m x n matrix to the Frobenius norm sqrt(m), in place of weight decay.
             For matrices whose outputs are normalized, which makes them independent of it.
+        momentum_weights: The weights of several momenta in u, positive. None: equal weights.
+        row_floor: The least norm of a row of o, as a fraction of the norm of that row of w. Shorter rows are lengthened
+            to it, and the norm of o is kept. Norms are those with `scale="original"`, whatever `scale` is: rows of o
+            have 1 in the root mean square. 0: no floor.
 
     Raises:
         ValueError: A number is out of range, `scale` or `coefficients` is unknown, a parameter has fewer than two
@@ -152,7 +160,8 @@ class MuonOptimizer(torch.optim.Optimizer):
     Source: Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024. "match_rms_adamw": Liu et
         al., "Muon is Scalable for LLM Training", arXiv:2502.16982, equation 4. `cautious`: Chen et al., "Cautious
         Weight Decay", arXiv:2510.12402, algorithm 1. `normalize`: Li et al., "NorMuon", arXiv:2510.05491, algorithm 1.
-        `fixed_norm`: Jordan's CIFAR-10 speedrun with Muon, https://github.com/KellerJordan/cifar10-airbench.
+        `fixed_norm`: Jordan's CIFAR-10 speedrun with Muon, https://github.com/KellerJordan/cifar10-airbench. Several
+        momenta and `row_floor`: the optimization track of https://github.com/KellerJordan/modded-nanogpt.
     Differs: `normalize` keeps the norm of the orthogonal matrix, as the code of its authors does; the paper sets it to
         0.2 * sqrt(m * n), which is almost the same for "match_rms_adamw".
     """
@@ -164,7 +173,7 @@ class MuonOptimizer(torch.optim.Optimizer):
         params: ParamsT,
         lr: float | Tensor = 1e-3,
         weight_decay: float = 0.1,
-        momentum: float = 0.95,
+        momentum: float | Sequence[float] = 0.95,
         nesterov: bool = True,
         *,
         scale: str = "match_rms_adamw",
@@ -174,14 +183,16 @@ class MuonOptimizer(torch.optim.Optimizer):
         normalize: bool = False,
         beta2: float = 0.95,
         fixed_norm: bool = False,
+        momentum_weights: Sequence[float] | None = None,
+        row_floor: float = 0.0,
     ) -> None:
-        check_muon_arguments(momentum, scale, steps, coefficients, beta2)
+        check_muon_arguments(momentum, scale, steps, coefficients, beta2, momentum_weights, row_floor)
         check_finite(lr=lr, weight_decay=weight_decay, least=0)
         check_flags(nesterov=nesterov, cautious=cautious, normalize=normalize, fixed_norm=fixed_norm)
         defaults = {
             "lr": lr,
             "weight_decay": weight_decay,
-            "momentum": momentum,
+            "momentum": tuple(momentum) if isinstance(momentum, Sequence) else momentum,
             "nesterov": nesterov,
             "scale": scale,
             "steps": steps,
@@ -190,6 +201,8 @@ class MuonOptimizer(torch.optim.Optimizer):
             "normalize": normalize,
             "beta2": beta2,
             "fixed_norm": fixed_norm,
+            "momentum_weights": None if momentum_weights is None else tuple(momentum_weights),
+            "row_floor": row_floor,
             "blocks": None,
             "transposed": False,
             "groups": 1,
@@ -257,15 +270,26 @@ class MuonOptimizer(torch.optim.Optimizer):
         grads = [p.grad for p in params if p.grad is not None]
         if any(grad.layout is not torch.strided for grad in grads):
             raise RuntimeError("Gradients must be dense for `MuonOptimizer`, got a sparse one. Use `sparse=False`.")
-        buffers = []
+        momenta = group["momentum"] if isinstance(group["momentum"], Sequence) else [group["momentum"]]
+        names = ["momentum_buffer", *(f"momentum_buffer_{i}" for i in range(1, len(momenta)))]
         for parameter in params:
             state = self.state[parameter]
-            if "momentum_buffer" not in state:
-                state["momentum_buffer"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-            buffers.append(state["momentum_buffer"])
-        momentum = group["momentum"]
-        torch._foreach_lerp_(buffers, grads, 1 - momentum)
-        directions = list(torch._foreach_lerp(grads, buffers, momentum)) if group["nesterov"] else buffers
+            for name in names:
+                if "momentum_buffer" not in state:
+                    state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+                elif name not in state:
+                    state[name] = state["momentum_buffer"].clone()
+        parts = []
+        for name, momentum in zip(names, momenta, strict=True):
+            buffers = [self.state[parameter][name] for parameter in params]
+            torch._foreach_lerp_(buffers, grads, 1 - momentum)
+            parts.append(list(torch._foreach_lerp(grads, buffers, momentum)) if group["nesterov"] else buffers)
+        directions = parts[0]
+        if len(parts) > 1:
+            weights = group["momentum_weights"] or [1 / len(parts)] * len(parts)
+            directions = list(torch._foreach_mul(parts[0], weights[0]))
+            for part, weight in zip(parts[1:], weights[1:], strict=True):
+                torch._foreach_add_(directions, part, alpha=weight)
         # A sharded matrix is gathered once; every rank orthogonalizes it.
         return [u.full_tensor() if hasattr(u, "full_tensor") else u for u in directions]
 
@@ -276,6 +300,8 @@ class MuonOptimizer(torch.optim.Optimizer):
             _scale_to_fixed_norm(parameter, group)
         if group["normalize"]:
             parts = self._normalized(parameter, parts, group)
+        if group.get("row_floor"):
+            parts = _with_row_floor(parameter, parts, group)
         factor = SCALES[group["scale"]]
         parts = [part * factor(*part.shape) for part in parts]
         update = _joined(parts, parameter, group).to(parameter.dtype)
@@ -305,13 +331,31 @@ class MuonOptimizer(torch.optim.Optimizer):
 
 
 def check_muon_arguments(
-    momentum: float, scale: str, steps: int, coefficients: str | Coefficients, beta2: float
+    momentum: float | Sequence[float],
+    scale: str,
+    steps: int,
+    coefficients: str | Coefficients,
+    beta2: float,
+    momentum_weights: Sequence[float] | None = None,
+    row_floor: float = 0.0,
 ) -> None:
     """Raise an error for arguments of `MuonOptimizer` that are out of range."""
-    check_finite(momentum=momentum, beta2=beta2, least=0)
+    momenta = momentum if isinstance(momentum, Sequence) else [momentum]
+    for each in momenta:
+        check_finite(momentum=each, least=0)
+    check_finite(beta2=beta2, row_floor=row_floor, least=0)
     check_integers("Use 5.", steps=steps, least=1)
-    if momentum >= 1 or beta2 >= 1:
+    if not momenta or max(momenta) >= 1 or beta2 >= 1:
         raise ValueError(f"`momentum` and `beta2` must be below 1, got {momentum!r} and {beta2!r}. Use 0.95.")
+    if momentum_weights is not None and not isinstance(momentum_weights, Sequence):
+        raise TypeError(f"`momentum_weights` must be a sequence of numbers, got {momentum_weights!r}. Use (0.4, 0.6).")
+    for weight in momentum_weights or ():
+        check_finite(momentum_weights=weight, above=0)
+    if momentum_weights is not None and (len(momentum_weights) != len(momenta) or len(momenta) == 1):
+        raise ValueError(
+            f"`momentum_weights` must have one weight for each of several momenta, got {momentum_weights!r} for "
+            f"`momentum={momentum!r}`. Use `momentum=(0.85, 0.98), momentum_weights=(0.4385, 0.5615)`."
+        )
     if scale not in SCALES:
         raise ValueError(f"`scale` must be one of {', '.join(map(repr, SCALES))}, got {scale!r}.")
     _polynomials(coefficients, steps)
@@ -341,6 +385,23 @@ def _scale_to_fixed_norm(parameter: Tensor, group: dict[str, Any]) -> None:
     if hasattr(parameter, "placements"):
         factors = _sharded_like(parameter, factors.expand(parameter.shape))
     parameter.mul_(factors)
+
+
+def _with_row_floor(parameter: Tensor, parts: list[Tensor], group: dict[str, Any]) -> list[Tensor]:
+    """Lengthen short rows of orthogonal matrices to a fraction of the rows of the weight; keep their norms."""
+    inputs = [0] if group["transposed"] else list(range(1, parameter.dim()))
+    # Squares of half precision would overflow or vanish.
+    exact = torch.promote_types(parameter.dtype, torch.float32)
+    norms: Any = torch.linalg.vector_norm(parameter, dim=inputs, dtype=exact)
+    norms = norms.full_tensor() if hasattr(norms, "full_tensor") else norms
+    floored = []
+    for part, weights in zip(parts, torch.split(norms, [len(part) for part in parts]), strict=True):
+        rows = torch.linalg.vector_norm(part, dim=1, dtype=exact) * SCALES["original"](*part.shape)
+        factors = (group["row_floor"] * weights / rows.clamp_min(1e-30)).clamp_min(1)  # a row of zeros stays one
+        longer = part * factors[:, None].to(part.dtype)
+        before, after = (torch.linalg.vector_norm(each, dtype=exact) for each in (part, longer))
+        floored.append(longer * (before / after.clamp_min(1e-30)).to(part.dtype))
+    return floored
 
 
 def _orthogonalized(matrices: list[Tensor], steps: int, coefficients: str | Coefficients) -> Any:
