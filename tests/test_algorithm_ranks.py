@@ -36,8 +36,8 @@ BLOCKS = ARGUMENTS["StochasticDepth"]
 CROPS = {**ARGUMENTS["ProgressiveResizing"], "mode": "crop"}
 # Without random numbers, and each example on its own: the same result, in whatever parts.
 EXACT = listed(
-    "Alibi AlternatingFlip BlurPool ChannelsLast ChunkedCrossEntropy EMA Factorize FusedLayerNorm "
-    "GatedLinearUnits GradientClipping LAWA "
+    "Alibi AlternatingFlip BlurPool CautiousDecay ChannelsLast ChunkedCrossEntropy EMA Factorize FusedLayerNorm "
+    "GatedLinearUnits GradientClipping Hyperball LAWA "
     "LabelSmoothing LayerFreezing LogitSoftcap LowPrecisionGroupNorm LowPrecisionLayerNorm Muon NoOpModel PostHocEMA "
     "ProgressiveResizing QKNorm SWA ScaleSchedule ScheduleFree SeqLengthWarmup SequencePacking SqueezeExcite "
     "TestTimeAugmentation WeightStandardization Whitening ZLoss"

@@ -321,6 +321,45 @@ def soap() -> Figure:
     return figure
 
 
+def hyperball() -> Figure:
+    """Show a step of an optimizer, and the step on the circle of the initial norm in the same direction."""
+    figure, axes = make_axes("one weight", "another weight", height=2.8)
+    weight, before = torch.tensor([[3.5, 1.3]]), torch.tensor([[3.0, 2.0]])
+    stepped, radii = weight.clone(), cf.matrix_norms([before])
+    cf.apply_hyperball([weight], [before], radii, lr=0.5)
+    angles = torch.linspace(-0.4, 1.9, 100)
+    axes.plot(radii[0] * angles.cos(), radii[0] * angles.sin(), color=GRAY, linewidth=1, label="the initial norm")
+    arrows = ((before, "black", "weights"), (stepped, GRAY, "after the optimizer's step"), (weight, BLUE, "Hyperball"))
+    for end, color, label in arrows:
+        axes.plot(*end.T, "o", color=color, label=label, zorder=3)
+    along = before + 0.5 * radii[0] * (stepped - before) / (stepped - before).norm()
+    axes.annotate("", along[0].tolist(), before[0].tolist(), arrowprops={"arrowstyle": "->", "color": ORANGE})
+    axes.annotate("", weight[0].tolist(), along[0].tolist(), arrowprops={"arrowstyle": "->", "color": ORANGE})
+    axes.plot([0], [0], "+", color="black")
+    axes.set(aspect="equal", xlim=(-1.5, 8.5), ylim=(-0.8, 4.0), xticks=[], yticks=[])
+    axes.legend(frameon=False, loc="upper right")
+    return figure
+
+
+def cautious_decay() -> Figure:
+    """Show the elements of a weight before and after a step, and after the decay of some of them."""
+    before, weight = 1.2 * torch.randn(12), torch.zeros(12)
+    weight += before + 0.35 * torch.randn(12)
+    stepped = weight.clone()
+    cf.apply_cautious_decay([weight], [before], lr=1.0, weight_decay=0.25)
+    is_decayed, places = weight != stepped, torch.arange(12.0)
+    figure, axes = make_axes("element of the weight", "value", height=2.6)
+    axes.axhline(0, color="black", linewidth=0.8)
+    axes.vlines(places, before, stepped, color=GRAY, linewidth=1.5)
+    axes.vlines(places, stepped, weight, color=ORANGE, linewidth=2.5)
+    axes.plot(places, before, "o", color="white", markeredgecolor=GRAY, label="before the step")
+    axes.plot(places, stepped, "o", color=BLUE, label="after it")
+    axes.plot(places[is_decayed], weight[is_decayed], "o", color=ORANGE, label="decayed: the step went towards zero")
+    axes.set(xticks=[])
+    axes.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=3)
+    return figure
+
+
 def gradient_clipping() -> Figure:
     """Show the norms of gradients before and after clipping."""
     weight, threshold = torch.nn.Parameter(torch.zeros(30)), 1.5

@@ -48,6 +48,8 @@ _UNIT = {"high": 0.95}
 _ALL = (
     Method("Muon", grid={"momentum": Grid((0.9, 0.95), high=0.999)}),
     Method("SOAP", grid={"precondition_frequency": Grid((2, 10), low=1, high=50)}),
+    Method("Hyperball", {"lr": 0.03}, {"lr": Grid((0.01, 0.03, 0.1), high=1.0)}),
+    Method("CautiousDecay", grid={"weight_decay": Grid((0.01, 0.1))}),
     Method("Alibi", kind="tokens"),
     Method("WeightStandardization", kind="images"),
     Method(

@@ -105,7 +105,7 @@ def find_hidden_matrices(model: nn.Module, include: Sequence[str] = (), exclude:
     """
     names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     included, excluded = (
-        _matching(names, patterns, argument) for patterns, argument in ((include, "include"), (exclude, "exclude"))
+        match_names(names, patterns, argument) for patterns, argument in ((include, "include"), (exclude, "exclude"))
     )
     split = HiddenMatrices()
     found = {id(parameter): (matrix, reason) for parameter, matrix, reason in _layers(model)}
@@ -237,8 +237,20 @@ def check_patterns(**arguments: Any) -> None:
             )
 
 
-def _matching(names: list[str], patterns: Sequence[str], argument: str) -> set[str]:
+def match_names(names: Iterable[str], patterns: Sequence[str], argument: str) -> set[str]:
+    """Return the names that contain a match of a pattern.
+
+    Args:
+        names: Names of trainable parameters.
+        patterns: Regular expressions.
+        argument: The name of the argument that has the patterns, for messages.
+
+    Raises:
+        TypeError: `patterns` is not a sequence of strings.
+        ValueError: A pattern is no regular expression, or matches no name.
+    """
     check_patterns(**{argument: patterns})
+    names = list(names)
     matching: set[str] = set()
     for pattern in patterns:
         try:

@@ -26,7 +26,9 @@ from composer.core import (
     AVERAGES_WEIGHTS,
     CHANGES_LAYERS,
     CHANGES_MEMORY_FORMAT,
+    DECAYS_WEIGHTS,
     FREEZES_WEIGHTS,
+    PINS_NORMS,
     REPLACES_MODEL,
     REPLACES_OPTIMIZER,
     SWAPS_WEIGHTS,
@@ -119,7 +121,8 @@ class ScheduleFree(Algorithm):
         provides={REPLACES_OPTIMIZER, AVERAGES_WEIGHTS, SWAPS_WEIGHTS},
         after={CHANGES_LAYERS, CHANGES_MEMORY_FORMAT, REPLACES_MODEL, FREEZES_WEIGHTS},
         before={WRAPS_OPTIMIZER},
-        excludes={REPLACES_OPTIMIZER, AVERAGES_WEIGHTS, SWAPS_WEIGHTS},
+        # Those two change the weights that a step has made; the optimizer steps others, and would overwrite them.
+        excludes={REPLACES_OPTIMIZER, AVERAGES_WEIGHTS, SWAPS_WEIGHTS, PINS_NORMS, DECAYS_WEIGHTS},
     )
 
     def __init__(
