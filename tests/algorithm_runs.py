@@ -46,6 +46,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "ChunkedCrossEntropy": {"head_name": "last", "target_key": index_of},
     "Distillation": {"teacher": teacher()},
     "EMA": {"half_life": "2ba"},
+    "EMANesterov": {"beta": 1.0, "decay": 0.9, "begin": "1ba", "end": "1dur"},
     "Factorize": {"min_channels": 4, "min_features": 4, "latent_channels": 4, "latent_features": 4},
     "GhostBatchNorm": {"ghost_batch_size": 4},
     "GradientClipping": {"clipping_type": "norm", "clipping_threshold": 0.1},

@@ -238,7 +238,7 @@ def last_of(folder: Path) -> Any:
     return read_file(folder / "latest-rank0.pt")[0]
 
 
-BY_EPOCHS = {"EMA by epochs", "LayerFreezing"}  # they act after the first death
+LATE = {"EMA by epochs", "EMANesterov", "LayerFreezing"}  # they act after the first death
 # In the weights; SWA until it ends. The texts fill rows, so that none are packed.
 WITHOUT_TRACE = {
     "ChannelsLast",
@@ -260,7 +260,7 @@ RAMPS = {
 def assert_acted(label: str, whole: dict[str, Any], folder: Path, plain: Path) -> None:
     """The algorithms had done something when the run died, and go on afterwards."""
     case = CASES[label]
-    for batch in () if label in WITHOUT_TRACE else DEATHS[label in BY_EPOCHS :]:
+    for batch in () if label in WITHOUT_TRACE else DEATHS[label in LATE :]:
         ours, without = (content_of(path, batch)["state"]["model"] for path in (folder, plain))
         assert ours.keys() != without.keys() or any(not torch.equal(ours[key], without[key]) for key in ours)
     if label not in CLASSES:

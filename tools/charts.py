@@ -75,6 +75,28 @@ def ema() -> Figure:
     return figure
 
 
+def ema_nesterov() -> Figure:
+    """Show the noisy path of two weights, and the points ahead of it at which gradients are computed."""
+    weight = torch.tensor([-5.0, 2.2])
+    average, path, ahead = weight.clone(), [], []
+    for _ in range(10):
+        point = weight.clone()
+        cf.displace_weights([point], [average], beta=1.2, decay=0.8)
+        path.append(weight)
+        ahead.append(point)
+        weight = point - 0.2 * (VALLEY * point + 1.2 * torch.randn(2))
+        average = 0.8 * average + 0.2 * weight
+    figure, axes = _valley()
+    for start, end in zip(ahead[:-1], path[1:], strict=True):
+        axes.plot(*torch.stack([start, end]).T, color=GRAY, linewidth=1)
+    axes.plot(*torch.stack(path).T, "o", color=DARK, markersize=4, label="weights, after each step")
+    for start, end in zip(path, ahead, strict=True):
+        axes.plot(*torch.stack([start, end]).T, color=BLUE, linewidth=1)
+    axes.plot(*torch.stack(ahead).T, "o", color=BLUE, markersize=4, label="where the gradient is computed")
+    axes.legend(frameon=False, loc="lower right")
+    return figure
+
+
 def swa() -> Figure:
     """Show when SWA averages, and when the average becomes the weights."""
     algorithm = SWA(swa_start="0.6dur", swa_end="0.9dur", update_interval="1ep")

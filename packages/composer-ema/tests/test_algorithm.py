@@ -238,7 +238,7 @@ def test_times_may_be_objects() -> None:
 
 
 def test_the_representation_is_the_constructor_call() -> None:
-    expected = "EMA(half_life=None,smoothing=0.9,ema_start='0.5dur',update_interval='2ba',warmup=True)"
+    expected = "EMA(half_life=None,smoothing=0.9,ema_start='0.5dur',update_interval='2ba',warmup=True,blend=1.0)"
 
     assert expected == repr(EMA(half_life=None, smoothing=0.9, ema_start="0.5dur", update_interval="2ba"))
 

@@ -20,11 +20,11 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
     return (tensor if full_tensor is None else full_tensor()).detach().clone()
 
 
-def train(sharded: bool) -> dict[str, list[torch.Tensor]]:
+def train(sharded: bool, blend: float = 1.0) -> dict[str, list[torch.Tensor]]:
     """Wrap the model after INIT, as a Trainer does; return the weights seen after three batches and in evaluations."""
     rank = torch.distributed.get_rank()
     model = wrapped = model_on(rank)
-    state = State(model=model, max_duration="3ba", dataloader=[0], algorithms=EMA(half_life="1ba"))
+    state = State(model=model, max_duration="3ba", dataloader=[0], algorithms=EMA("1ba", blend=blend))
     engine = Engine(state)
     engine.run_event("init")
     if sharded:
@@ -56,13 +56,13 @@ def train(sharded: bool) -> dict[str, list[torch.Tensor]]:
     return seen
 
 
-def check(ranks: list[dict[str, list[torch.Tensor]]]) -> None:
+def check(ranks: list[dict[str, list[torch.Tensor]]], blend: float = 1.0) -> None:
     for seen in ranks:
         first, second, third, after = seen["trained"]
+        averages = [first, (first + 9 * second) / 10, (first + 9 * second + 45 * third) / 55]
 
-        torch.testing.assert_close(first, seen["evaluated"][0])
-        torch.testing.assert_close((first + 9 * second) / 10, seen["evaluated"][1])
-        torch.testing.assert_close((first + 9 * second + 45 * third) / 55, seen["evaluated"][2])
+        for trained, average, evaluated in zip(seen["trained"], averages, seen["evaluated"], strict=False):
+            torch.testing.assert_close((1 - blend) * trained + blend * average, evaluated)
         assert torch.equal(seen["evaluated"][2], after)
         assert torch.equal(ranks[0]["evaluated"][2], seen["evaluated"][2])
 
@@ -73,8 +73,9 @@ def test_a_model_wrapped_for_data_parallelism_is_averaged() -> None:
 
 # The first versions of `fully_shard` ask the CPU's streams for events, which they did not have.
 @pytest.mark.skipif(not hasattr(torch.cpu.Stream, "record_event"), reason="`fully_shard` of this torch needs a GPU")
-def test_each_rank_averages_its_part_of_a_sharded_model() -> None:
-    check(run_on_ranks(train, 2, True))
+@pytest.mark.parametrize("blend", [1.0, 0.6])
+def test_each_rank_averages_its_part_of_a_sharded_model(blend: float) -> None:
+    check(run_on_ranks(train, 2, True, blend), blend)
 
 
 def change_one_row() -> list[list[torch.Tensor]]:

@@ -50,6 +50,11 @@ _ALL = (
     Method("SOAP", grid={"precondition_frequency": Grid((2, 10), low=1, high=50)}),
     Method("Hyperball", {"lr": 0.03}, {"lr": Grid((0.01, 0.03, 0.1), high=1.0)}),
     Method("CautiousDecay", grid={"weight_decay": Grid((0.01, 0.1))}),
+    Method(
+        "EMANesterov",
+        {"beta": 0.3},
+        {"beta": Grid((0.3, 0.6)), "decay": Grid((0.9, 0.99), low=0.5, high=0.999)},
+    ),
     Method("Alibi", kind="tokens"),
     Method("WeightStandardization", kind="images"),
     Method(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from operator import getitem, is_
 from typing import Any
 
@@ -24,20 +25,28 @@ class StoredWeights:
     to 1, the updates of an average in bfloat16 or float16 would round to nothing. Averages follow the device and the
     memory format of the model, and are sharded like it.
 
+    With a `blend`, a mixture of both sets is swapped in: `(1 - share) * weight + share * average`. What has the share 0
+    is not averaged and keeps its training weights.
+
     Args:
         model: The model with the initial values. None: nothing is stored yet.
+        blend: The shares, by regular expressions on the names of parameters and running statistics; the first that is
+            found in a name counts. The share of the others is 1.
 
     Attributes:
+        blend: The argument.
         named_parameters_dict: The average of each trainable parameter or, while swapped, its training weights.
         named_buffers_dict: The same for each buffer.
         swapped: True if the averages are in the model, and its training weights here.
     """
 
-    def __init__(self, model: torch.nn.Module | None) -> None:
+    def __init__(self, model: torch.nn.Module | None, blend: Mapping[str, float] | None = None) -> None:
+        self.blend = dict(blend or {})
         self.named_parameters_dict: dict[str, torch.Tensor] = {}
         self.named_buffers_dict: dict[str, torch.Tensor] = {}
         self.swapped = False
-        # While swapped: the averages that the model cannot hold exactly, because its dtype has less precision.
+        # While swapped: the averages that the model does not hold exactly, because its dtype has less precision or
+        # because it holds a mixture.
         self._averages: dict[str, torch.Tensor] = {}
         # Checksums of the averages that are in the model after training, where the user may change them.
         self._checksums: dict[str, tuple[torch.dtype, int]] | None = None
@@ -45,7 +54,7 @@ class StoredWeights:
         if model is not None:
             model = unwrapped_model(model)
             for name, parameter in model.named_parameters():
-                if parameter.requires_grad:
+                if parameter.requires_grad and self._share(self.named_parameters_dict, name):
                     self._add(name, parameter)
             for name, buffer in model.named_buffers():
                 dtype = average_dtype(buffer.dtype) if is_averaged_buffer(name) else buffer.dtype
@@ -53,6 +62,12 @@ class StoredWeights:
 
     def _add(self, name: str, parameter: torch.Tensor) -> None:
         self.named_parameters_dict[name] = _fitted(parameter, parameter, average_dtype(parameter.dtype))
+
+    def _share(self, store: dict[str, torch.Tensor], name: str) -> float:
+        """Return the share of the average in what is swapped in; it is 1 for a buffer that is copied."""
+        if store is self.named_buffers_dict and not is_averaged_buffer(name):
+            return 1.0
+        return next((share for pattern, share in self.blend.items() if re.search(pattern, name)), 1.0)
 
     def named_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Return pairs of name and stored tensor of the parameters."""
@@ -89,7 +104,7 @@ class StoredWeights:
             self._links = None
             links = self._link(model)
         links.exact.update(smoothing)
-        links.rounded.update(smoothing)
+        links.inexact.update(smoothing)
 
     @torch.no_grad()
     def swap(self, model: torch.nn.Module) -> None:
@@ -100,13 +115,13 @@ class StoredWeights:
         """
         links = self._link(model)
         links.exact.exchange()
-        for store, name, tensor in links.rounded_at:
+        for store, name, tensor in links.inexact_at:
             if self.swapped:
                 tensor.copy_(store[name])
                 store[name] = self._averages.pop(name)
             else:
                 self._averages[name], store[name] = store[name], tensor.detach().clone()
-                tensor.copy_(self._averages[name])
+                _blend_into(tensor, self._averages[name], self._share(store, name))
         self.swapped = not self.swapped
         self._checksums = None
 
@@ -150,13 +165,13 @@ class StoredWeights:
 
     @torch.no_grad()
     def copy_to(self, model: torch.nn.Module) -> None:
-        """Copy the stored tensors into a model.
+        """Copy the stored tensors into a model. Averages with a share below 1 are mixed with what the model holds.
 
         Args:
             model: The model.
         """
         for store, name, tensor in self._stored_of(model):
-            tensor.copy_(store[name])
+            _blend_into(tensor, store[name], 1.0 if self.swapped else self._share(store, name))
 
     @torch.no_grad()
     def move_to(self, model: torch.nn.Module) -> None:
@@ -228,7 +243,7 @@ class StoredWeights:
                 for name, tensor in named:
                     if name in store:
                         self._link_one(links, store, name, tensor)
-                    elif store is self.named_parameters_dict:
+                    elif store is self.named_parameters_dict and self._share(store, name):
                         links.frozen[name] = tensor
             self._links = links
         return links
@@ -247,7 +262,8 @@ class StoredWeights:
             stored = tensor  # a buffer that has grown, such as a cache, starts again
         copied = store is self.named_buffers_dict and not is_averaged_buffer(name)
         exact = tensor.dtype if copied else average_dtype(tensor.dtype)
-        if exact is tensor.dtype:
+        # A loaded checkpoint may hold a mixture although the shares are 1 now.
+        if exact is tensor.dtype and self._share(store, name) == 1 and name not in self._averages:
             store[name] = _fitted(stored, tensor, exact)
             links.exact.add(store[name], tensor, copied=copied)
             return
@@ -256,8 +272,8 @@ class StoredWeights:
             store[name] = _fitted(stored, tensor, tensor.dtype)
         else:
             average = store[name] = _fitted(stored, tensor, exact)
-        links.rounded.add(average, tensor)
-        links.rounded_at.append((store, name, tensor))
+        links.inexact.add(average, tensor)
+        links.inexact_at.append((store, name, tensor))
 
 
 class Pairs:
@@ -299,15 +315,15 @@ class _MatchedTensors:
     """The pairs of a model's tensors and their averages.
 
     Attributes:
-        exact: Averages with the dtype of the model's tensors.
-        rounded: Averages with more precision than the model's tensors.
-        rounded_at: For each of the latter, the dictionary that stores it, its name, and the model's tensor.
+        exact: Averages that the model can hold.
+        inexact: Averages with more precision than the model's tensors, or with a share below 1 in what is swapped in.
+        inexact_at: For each of the latter, the dictionary that stores it, its name, and the model's tensor.
         frozen: Parameters without an average, by name; they get one when they require gradients.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
-        self.exact, self.rounded = Pairs(), Pairs()
-        self.rounded_at: list[tuple[dict[str, torch.Tensor], str, torch.Tensor]] = []
+        self.exact, self.inexact = Pairs(), Pairs()
+        self.inexact_at: list[tuple[dict[str, torch.Tensor], str, torch.Tensor]] = []
         self.frozen: dict[str, torch.Tensor] = {}
         self._model = model
         # All modules and tensors of the model, to detect cheaply that one was replaced.
@@ -355,6 +371,15 @@ def _fitted(stored: torch.Tensor, like: torch.Tensor, dtype: torch.dtype) -> tor
     if stored is not like and (stored.device, stored.dtype, stored.stride()) == (like.device, dtype, like.stride()):
         return stored
     return torch.empty_like(like.detach(), dtype=dtype).copy_(stored.detach())
+
+
+def _blend_into(tensor: torch.Tensor, average: torch.Tensor, share: float) -> None:
+    """Set `tensor <- (1 - share) * tensor + share * average`, in the dtype of the average."""
+    if share == 1:
+        tensor.copy_(average)
+    else:
+        weight, average = local_part(tensor), local_part(average)
+        weight.copy_(weight.to(average.device, average.dtype).lerp(average, share))
 
 
 def checksum_of(tensor: torch.Tensor) -> tuple[torch.dtype, int]:

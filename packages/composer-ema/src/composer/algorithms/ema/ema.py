@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import warnings
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -111,6 +113,7 @@ class EMAParameters(StoredWeights):
 
     Args:
         model: The model that has the initial values. None: nothing is stored yet.
+        blend: The shares of the averages in what is swapped in, by regular expressions; see `StoredWeights`.
     """
 
     def swap_params(self, model: torch.nn.Module) -> None:
@@ -169,6 +172,9 @@ class EMA(Algorithm):
         warmup: Limit the smoothing to `k / (k + 9)` after k updates, which ends after about 13 half-lives. False: the
             half-life holds from the beginning, and the weights of the first update have the weight
             `smoothing ** (updates - 1)` at the end.
+        blend: The share of the averages in what is evaluated and saved, in [0, 1]: `(1 - blend) * weight + blend *
+            average`. Or shares by regular expressions on the names of parameters and running statistics, of which the
+            first that is found in a name counts; the share of the others is 1. What has the share 0 is not averaged.
 
     Attributes:
         smoothing: As given, or 2 ** (-update_interval / half_life); the limit after the warmup.
@@ -178,8 +184,9 @@ class EMA(Algorithm):
 
     Raises:
         ValueError: Not exactly one of `half_life` and `smoothing` is given, a time has another unit or is out of range,
-            or `smoothing` is outside [0, 1].
-        TypeError: A time is neither a string nor a `Time`, or `warmup` is not a bool.
+            `smoothing` or a share of `blend` is outside [0, 1], or a regular expression is invalid. At INIT, a regular
+            expression of `blend` is found in no name.
+        TypeError: A time is neither a string nor a `Time`, `warmup` is not a bool, or a share is not a number.
 
     Warns:
         NotIntendedUseWarning: Without `warmup`, the first weights weigh more than a tenth at the end of the run.
@@ -211,11 +218,13 @@ class EMA(Algorithm):
         ema_start: str | Time[Any] = "0.0dur",
         update_interval: str | Time[Any] | None = None,
         warmup: bool = True,
+        blend: float | Mapping[str, float] = 1.0,
     ) -> None:
         given = (half_life, smoothing, ema_start, update_interval)
         self.smoothing, self.update_interval, self.ema_start = _parse_arguments(*given)
         check_flags(warmup=warmup)
-        self.warmup = warmup
+        self.warmup, self._shares = warmup, _parse_blend(blend)
+        self.blend = self._shares if isinstance(blend, Mapping) else plain_number(blend)
         self._given = tuple(str(value) if isinstance(value, Time) else plain_number(value) for value in given)
         self.update_event = Event.BATCH_END if self.update_interval.unit is TimeUnit.BATCH else Event.EPOCH_END
         self.ema_model: EMAParameters | None = None
@@ -240,7 +249,10 @@ class EMA(Algorithm):
 
     def __repr__(self) -> str:
         half_life, smoothing, ema_start, update_interval = self._given
-        return f"EMA({half_life=!r},{smoothing=!r},{ema_start=!r},{update_interval=!r},warmup={self.warmup!r})"
+        return (
+            f"EMA({half_life=!r},{smoothing=!r},{ema_start=!r},{update_interval=!r},warmup={self.warmup!r},"
+            f"blend={self.blend!r})"
+        )
 
     def match(self, event: Event, state: State) -> bool:
         """Return True if there is something to do; start averaging at the first update event from `ema_start` on."""
@@ -248,7 +260,7 @@ class EMA(Algorithm):
             return True
         if event is self.update_event:
             if not self.ema_started and has_passed(self.ema_start, state):
-                self.ema_model, self.ema_started, self.num_updates = EMAParameters(state.model), True, 0
+                self.ema_model, self.ema_started, self.num_updates = EMAParameters(state.model, self._shares), True, 0
             if self.ema_started and _is_due(self.update_interval, state):
                 return True
         if event is Event.FIT_START and not self.warmup:
@@ -260,7 +272,8 @@ class EMA(Algorithm):
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Store, update or swap the averages."""
         if event is Event.INIT:
-            self.ema_model, self.ema_started, self.num_updates = EMAParameters(state.model), False, 0
+            _check_patterns(self._shares, state.model)
+            self.ema_model, self.ema_started, self.num_updates = EMAParameters(state.model, self._shares), False, 0
             return
         assert self.ema_model is not None, "INIT comes first"
         if event is Event.FIT_START and not self.warmup:
@@ -294,7 +307,8 @@ class EMA(Algorithm):
         """Write the averages into a model, for example to predict with them, and return it.
 
         Args:
-            model: A model of the run's structure, or the run's own, whose training weights are then lost.
+            model: A model of the run's structure, or the run's own, whose training weights are then lost. With a
+                `blend` below 1 it must hold the training weights, as a copy of the run's model does.
 
         Raises:
             ValueError: The model of the run holds the averages already.
@@ -344,7 +358,7 @@ class EMA(Algorithm):
             self.ema_model = None
             return
         if self.ema_model is None:
-            self.ema_model = EMAParameters(None)
+            self.ema_model = EMAParameters(None, self._shares)
         self.ema_model.load_state_dict(saved)
         self.ema_model.swapped = active
 
@@ -383,6 +397,30 @@ def _parse_arguments(
         smoothing = 2 ** (-interval.value / decay.value) if decay.value else 0.0
     _check_smoothing(smoothing)
     return float(smoothing), interval, parse_time("ema_start", ema_start, least=0)
+
+
+def _parse_blend(blend: Any) -> dict[str, float]:
+    """Check `blend`; return its shares by regular expressions. The one of a number is found in every name."""
+    shares = dict(blend) if isinstance(blend, Mapping) else {"": blend}
+    for pattern, share in shares.items():
+        check_finite("It is the share of the average.", blend=share, least=0, most=1)
+        try:
+            re.compile(pattern)
+        except (re.error, TypeError) as error:
+            raise ValueError(f"The keys of `blend` must be regular expressions, got {pattern!r}: {error}.") from None
+    return {pattern: float(share) for pattern, share in shares.items()}
+
+
+def _check_patterns(patterns: Mapping[str, float], model: torch.nn.Module) -> None:
+    """Raise ValueError if a regular expression is found in no name of a parameter or buffer."""
+    tensors = unwrapped_model(model)
+    names = [name for named in (tensors.named_parameters(), tensors.named_buffers()) for name, _ in named]
+    for pattern in patterns:
+        if pattern and not any(re.search(pattern, name) for name in names):
+            raise ValueError(
+                f"The keys of `blend` must be found in names of parameters, but {pattern!r} is in none of "
+                f"{', '.join(names[:3])}, ... Correct or remove it."
+            )
 
 
 def _check_smoothing(smoothing: float) -> None:

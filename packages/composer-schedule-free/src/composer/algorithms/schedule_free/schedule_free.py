@@ -27,6 +27,7 @@ from composer.core import (
     CHANGES_LAYERS,
     CHANGES_MEMORY_FORMAT,
     DECAYS_WEIGHTS,
+    DISPLACES_WEIGHTS,
     FREEZES_WEIGHTS,
     PINS_NORMS,
     REPLACES_MODEL,
@@ -121,8 +122,16 @@ class ScheduleFree(Algorithm):
         provides={REPLACES_OPTIMIZER, AVERAGES_WEIGHTS, SWAPS_WEIGHTS},
         after={CHANGES_LAYERS, CHANGES_MEMORY_FORMAT, REPLACES_MODEL, FREEZES_WEIGHTS},
         before={WRAPS_OPTIMIZER},
-        # Those two change the weights that a step has made; the optimizer steps others, and would overwrite them.
-        excludes={REPLACES_OPTIMIZER, AVERAGES_WEIGHTS, SWAPS_WEIGHTS, PINS_NORMS, DECAYS_WEIGHTS},
+        # Those that act around a step change the weights that it has made; this optimizer steps others, and would
+        # overwrite them.
+        excludes={
+            REPLACES_OPTIMIZER,
+            AVERAGES_WEIGHTS,
+            SWAPS_WEIGHTS,
+            DISPLACES_WEIGHTS,
+            PINS_NORMS,
+            DECAYS_WEIGHTS,
+        },
     )
 
     def __init__(
