@@ -40,6 +40,10 @@ OPTIONS = {
         "ema gradient_clipping muon scale_schedule seq_length_warmup --ema.half_life 4ba "
         "--seq_length_warmup.min_seq_length 8 --scale_schedule.ratio 0.6"
     ),
+    "gpt_record": (
+        "--config record --compare --characters 800 --batch_size 4 --seq_length 16 --width 16 --layers 2 --heads 2 "
+        "--epochs 2"
+    ),
     "segmentation": (
         "--train_samples 12 --test_samples 4 --batch_size 4 --size 32 --items 2 --width 4 --levels 2 --epochs 2 "
         "--algorithms blurpool channels_last ema gradient_clipping progressive_resizing scale_schedule "

@@ -156,6 +156,8 @@ def _yaml(value: object) -> str:
         ("imagenet_resnet50", "--config warm", "File does not exist"),
         ("tiny_lm", "--data nowhere", "looked for 'nowhere/tinyshakespeare.txt' and 'nowhere/text"),
         ("tiny_lm", "--data a-file --batch_size 2", "The text must have a batch of 2 sequences of 256 characters"),
+        ("gpt_record", "--without muon ema", "`--without` must name some of muon, got ema"),
+        ("gpt_record", "--width 10 --heads 2", "`width` must be a multiple of 2 * `heads`, got 10 and 2"),
         ("segmentation", "--size 20", "`size` must be at least 28, got 20"),
     ],
 )
@@ -249,6 +251,7 @@ def test_every_recipe_prints_table_verdict_and_actions(recipe: str, command: Com
         ("cifar10_record", [16, 2], [16, 2]),
         ("imagenet_resnet50", [12, 1], [12, 1]),
         ("tiny_lm", [44, 1], [24, 1]),  # 45 sequences, of which a batch of 4 is not filled: 11 batches, and 6 of them
+        ("gpt_record", [88, 2], [88, 2]),
         ("segmentation", [24, 2], [16, 2]),
     ],
 )
@@ -274,6 +277,7 @@ def test_runs_have_the_requested_length_and_evaluations(
         ("cifar10_record", "CIFAR-10: 8 images to train on, 4 to test, 3x32x32 pixels, 10 classes"),
         ("imagenet_resnet50", "data0: 12 images to train on, 4 to test, 2 classes, 32 pixels to train, 32 to test"),
         ("tiny_lm", "tinyshakespeare.txt: 45 sequences to train on, 5 to test, of 16 characters, "),
+        ("gpt_record", "tinyshakespeare.txt: 45 sequences to train on, 5 to test, of 16 characters, "),
         ("segmentation", "scenes of Fashion-MNIST: 12 images to train on, 4 to test, 1x32x32 pixels, 11 classes"),
     ],
 )

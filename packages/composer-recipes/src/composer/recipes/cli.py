@@ -32,6 +32,7 @@ RECIPES = {
     "cifar10_record": "the network and the methods of the CIFAR-10 speed records, for a GPU",
     "imagenet_resnet50": "ResNet-50 on ImageNet, for several GPUs",
     "tiny_lm": "a small GPT-2 on Tiny Shakespeare",
+    "gpt_record": "the GPT and the methods of the public records, on a text",
     "segmentation": "a U-Net on scenes of Fashion-MNIST",
 }
 """Summaries of the recipes by name; each name is a module of this package."""
@@ -140,6 +141,13 @@ def make_parser(task: Task) -> ArgumentParser:
         default=list(task.chosen),
         help="The algorithms to compose. Without a value: only the plain training.",
     )
+    parser.add_argument(
+        "--without",
+        nargs="*",
+        type=Literal[tuple(task.algorithms)],
+        default=[],
+        help="Algorithms to leave out of `--algorithms`, for example of those of a file.",
+    )
     for name, algorithm in task.algorithms.items():
         skipped = _NOT_OPTIONS | set(task.fitted(task.data).get(name, {}))
         parser.add_class_arguments(algorithm, name, skip=skipped, instantiate=False)
@@ -168,6 +176,9 @@ def make_recipes(task: Task, parser: ArgumentParser, options: Namespace) -> list
     """
     data, network = _section(type(task.data), options), _section(type(task.network), options)
     training = _section(type(task.training), options)
+    unknown = [name for name in options.without if name not in options.algorithms]
+    if unknown:
+        raise ValueError(f"`--without` must name some of {' '.join(options.algorithms)}, got {' '.join(unknown)}.")
     for name in task.algorithms:
         arguments, defaults = _arguments(options, name), _arguments(parser.get_defaults(), name)
         changed = [key for key in arguments if _listed(arguments[key]) != _listed(defaults[key])]
@@ -178,9 +189,10 @@ def make_recipes(task: Task, parser: ArgumentParser, options: Namespace) -> list
             )
     if len(set(options.algorithms)) < len(options.algorithms):
         raise ValueError(f"`--algorithms` must name each algorithm once, got {' '.join(options.algorithms)}.")
-    recipes = [task.plain(data, network, training)] if options.compare or not options.algorithms else []
-    if options.algorithms:
-        algorithms = [_algorithm(task, name, _arguments(options, name), data) for name in options.algorithms]
+    chosen = [name for name in options.algorithms if name not in options.without]
+    recipes = [task.plain(data, network, training)] if options.compare or not chosen else []
+    if chosen:
+        algorithms = [_algorithm(task, name, _arguments(options, name), data) for name in chosen]
         recipes.append(task.composed(data, network, training, algorithms))
     return recipes
 
