@@ -102,7 +102,8 @@ class _Block(nn.Module):
         q, k = (_rotated(F.rms_norm(each, each.shape[-1:])).transpose(1, 2) for each in (q, k))
         attended = F.scaled_dot_product_attention(q, k, v.transpose(1, 2), is_causal=True)
         x = x + self.attention_out(attended.transpose(1, 2).reshape(n, length, width))
-        return x + self.down(F.relu(self.up(F.rms_norm(x, (width,)))).square())
+        x = x + self.down(F.relu(self.up(F.rms_norm(x, (width,)))).square())
+        return x
 
 
 def _rotated(x: Tensor) -> Tensor:
