@@ -130,12 +130,14 @@ def page(workspace: Workspace, results: Iterable[pairs.Pair]) -> str:
         parts += [f"### {title}\n", pairs.table(_METHOD_COLUMNS, rows)]
     parts.append(_MEASURED)
     for (task, _), entries in tasks.items():
-        rows = [(_linked(row[0], cards), _short(row[1]), *row[2:]) for row in map(cells, entries)]
-        filled = [i for i, column in enumerate(zip(*rows, strict=True)) if any(column)]
+        measured = [(_linked(row[0], cards), _short(row[1]), *row[2:]) for row in map(cells, entries)]
+        filled = [i for i, column in enumerate(zip(*measured, strict=True)) if any(column)]
         parts += [
             f"### {task}\n",
             f"{load_task(task).summary} {conditions(entries)}\n",
-            pairs.table([_COLUMNS[i] for i in filled], [[row[i].replace("|", "\\|") for i in filled] for row in rows]),
+            pairs.table(
+                [_COLUMNS[i] for i in filled], [[row[i].replace("|", "\\|") for i in filled] for row in measured]
+            ),
             *(f"- {row[0]}: {row[1]}" for row in map(cells, entries) if _short(row[1]) != row[1]),
             "",
         ]
