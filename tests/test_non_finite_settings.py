@@ -21,6 +21,7 @@ from composer.core._registry import points
 NAN, INF = float("nan"), float("inf")
 
 REQUIRED: dict[str, Any] = {
+    "GroupScheduler": {"scheduler": optim.ConstantScheduler()},
     "Alibi": {"max_sequence_length": 8},
     "BatchSizeWarmup": {"initial_batch_size": 2},
     "Distillation": {"teacher": torch.nn.Identity()},

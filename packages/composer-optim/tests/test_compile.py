@@ -78,7 +78,7 @@ def test_a_schedule_of_a_group_that_no_optimizer_has_is_refused(state: State) ->
 
     with pytest.raises(ValueError, match=r"which are \['weights'\], got \['baises'\]"):
         compile_composer_scheduler(schedule, state)
-    with pytest.raises(TypeError, match="must be schedules of one group, got a `GroupScheduler`"):
+    with pytest.raises(TypeError, match=r"`bias` must be a schedule of one group, .* got GroupScheduler"):
         GroupScheduler(ConstantScheduler(), bias=schedule)
 
 

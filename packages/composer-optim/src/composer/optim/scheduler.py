@@ -112,7 +112,7 @@ class GroupScheduler(ComposerScheduler):
         named: As given.
 
     Raises:
-        TypeError: A schedule is a `GroupScheduler` itself.
+        TypeError: A schedule is none, or a `GroupScheduler` itself.
         ValueError: When it is compiled, if no optimizer of the run has a group of a name.
 
     Example:
@@ -129,10 +129,9 @@ class GroupScheduler(ComposerScheduler):
     """
 
     def __init__(self, scheduler: Callable[..., float], **named: Callable[..., float]) -> None:
-        if any(isinstance(each, GroupScheduler) for each in (scheduler, *named.values())):
-            raise TypeError(
-                "`scheduler` and the schedules by name must be schedules of one group, got a `GroupScheduler`."
-            )
+        for name, each in {"scheduler": scheduler, **named}.items():
+            if not callable(each) or isinstance(each, GroupScheduler):
+                raise TypeError(f"`{name}` must be a schedule of one group, such as `LinearScheduler()`, got {each!r}.")
         self.scheduler, self.named = scheduler, named
 
     def __call__(self, state: State, ssr: float = 1.0) -> float:

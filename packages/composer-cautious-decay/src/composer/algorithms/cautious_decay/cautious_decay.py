@@ -152,9 +152,14 @@ class CautiousDecay(Algorithm):
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Take over the decay of the optimizers; keep the weights before a step, and decay them after it."""
         if event is Event.INIT:
-            self._take_over(state)
-        elif event is Event.FIT_START:  # wrappers may have replaced parameters since INIT
+            self.replaced = None
+            if state.optimizers:
+                self._take_over(state)
+        elif event is Event.FIT_START:
+            if self.replaced is None:  # a host may make its optimizers after INIT
+                self._take_over(state)
             check_schedulers("CautiousDecay", state.schedulers)
+            # Wrappers may have replaced parameters since INIT.
             present, replaced = dict(unwrapped_model(state.model).named_parameters()), self.replaced or {}
             self._weights, self._before = {name: present[name] for name in replaced if name in present}, None
         elif event is Event.AFTER_TRAIN_BATCH:
@@ -167,7 +172,7 @@ class CautiousDecay(Algorithm):
             apply_cautious_decay(weights, before.previous, before.rates, self.weight_decay)
 
     def _take_over(self, state: State) -> None:
-        trained = {name: p for name, p in state.model.named_parameters() if p.requires_grad}
+        trained = {name: p for name, p in unwrapped_model(state.model).named_parameters() if p.requires_grad}
         included = match_names(trained, self.include, "include")
         excluded = match_names(trained, self.exclude, "exclude")
         reasons = {name: "" if p.dim() > 1 or name in included else "not a matrix" for name, p in trained.items()}

@@ -186,16 +186,11 @@ class Hyperball(Algorithm):
         """Find the hidden matrices and their norms; keep them before a step, and turn them after it."""
         if event is Event.INIT:
             self._reset()
-            split = find_hidden_matrices(state.model, self.include, self.exclude)
-            matrices = {name: matrix.parameter for name, matrix in split.matrices.items()}
-            self._replaced = take_over_decay("Hyperball", state.optimizers, matrices, self.lr)
-            self.split = split.without(matrices.keys() - self._replaced.keys(), "in no optimizer")
-            if not self.split.matrices:
-                warn_no_effect(
-                    f"`Hyperball` changes nothing: the optimizers have no hidden matrix of the model. Its parameters "
-                    f"are\n{self.split}"
-                )
+            if state.optimizers:
+                self._take_over(state)
         elif event is Event.FIT_START:
+            if self.split is None:  # a host may make its optimizers after INIT
+                self._take_over(state)
             check_schedulers("Hyperball", state.schedulers)
             self._find_weights(state)
         elif event is Event.AFTER_TRAIN_BATCH:
@@ -206,6 +201,17 @@ class Hyperball(Algorithm):
             before, self._before = self._before, None
             weights, radii = ([tensors[name] for name in before.names] for tensors in (self._weights, self._radii))
             apply_hyperball(weights, before.previous, radii, before.rates)
+
+    def _take_over(self, state: State) -> None:
+        split = find_hidden_matrices(unwrapped_model(state.model), self.include, self.exclude)
+        matrices = {name: matrix.parameter for name, matrix in split.matrices.items()}
+        self._replaced = take_over_decay("Hyperball", state.optimizers, matrices, self.lr)
+        self.split = split.without(matrices.keys() - self._replaced.keys(), "in no optimizer")
+        if not self.split.matrices:
+            warn_no_effect(
+                f"`Hyperball` changes nothing: the optimizers have no hidden matrix of the model. Its parameters "
+                f"are\n{self.split}"
+            )
 
     def _find_weights(self, state: State) -> None:
         """Find the matrices, which wrappers may have replaced since INIT; record norms that no checkpoint had."""
