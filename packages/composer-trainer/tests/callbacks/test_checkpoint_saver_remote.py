@@ -201,7 +201,7 @@ def test_a_lost_store_is_a_clear_error_and_nothing_is_lost(
                 saver.flush()
                 server.go_away()
 
-    trainer = trainer_of(make_trainer, f"{bucket}/run", StopServer(), autoresume=False, delivery_timeout=1.0)
+    trainer = trainer_of(make_trainer, f"{bucket}/run", StopServer(), autoresume=False, delivery_timeout=5.0)
     saver = trainer._checkpoint_saver
     with caplog.at_level(logging.ERROR), pytest.raises(TimeoutError, match=r"s3://.*ep1-ba8-rank0\.pt"):
         trainer.fit()
