@@ -129,7 +129,8 @@ class GroupScheduler(ComposerScheduler):
     """
 
     def __init__(self, scheduler: Callable[..., float], **named: Callable[..., float]) -> None:
-        for name, each in {"scheduler": scheduler, **named}.items():
+        given: dict[str, Any] = {"scheduler": scheduler, **named}  # whatever the caller passes
+        for name, each in given.items():
             if not callable(each) or isinstance(each, GroupScheduler):
                 raise TypeError(f"`{name}` must be a schedule of one group, such as `LinearScheduler()`, got {each!r}.")
         self.scheduler, self.named = scheduler, named
