@@ -35,6 +35,13 @@ class Send(Callback):
                 time.sleep(0)  # handlers run between two instructions
 
 
+class SendAtEnd(Callback):
+    """Sends this process a signal after the last batch, as in a long evaluation."""
+
+    def fit_end(self, state: State, logger: Logger) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
@@ -49,6 +56,13 @@ def saving(make_trainer: MakeTrainer, folder: Path, *callbacks: Callback, **kwar
         run_name="run",
         **kwargs,
     )
+
+
+def test_a_signal_after_the_last_batch_is_not_lost(make_trainer: MakeTrainer) -> None:
+    trainer = make_trainer(callbacks=SendAtEnd())
+    with pytest.raises(SystemExit) as caught:
+        trainer.fit()
+    assert caught.value.code == 143
 
 
 @pytest.mark.parametrize(

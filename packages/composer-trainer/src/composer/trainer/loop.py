@@ -163,6 +163,8 @@ class FitLoop:
             self.driver.end_fit()
             self.evaluation.run_due(Event.FIT_END)
             self.metrics.finish()
+            if self.interruption.signal is not None:  # it came after the last batch, as in a long evaluation
+                self.interruption.leave(state)
 
     def _finish_last_epoch(self) -> None:
         """Finish the run of a process that was killed after its last checkpoint, before `fit` returned."""
