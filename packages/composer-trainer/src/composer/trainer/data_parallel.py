@@ -30,10 +30,11 @@ class DataParallel(RankStrategy):
     def wrap(self, model: torch.nn.Module, algorithms: Iterable[Algorithm]) -> torch.nn.Module:
         """Wrap the model in `DistributedDataParallel` if it has trainable parameters."""
         unused = any(algorithm.find_unused_parameters for algorithm in algorithms)
-        if self._sync is None and hasattr(model, "begin_turn"):
-            self._sync = DDPSyncStrategy.FORCED_SYNC  # a turn may use parameters in the loss alone, or not at all
-        elif self._sync is None:
-            self._sync = DDPSyncStrategy.MULTI_AUTO_SYNC if unused else DDPSyncStrategy.SINGLE_AUTO_SYNC
+        self._when = DDPSyncStrategy.MULTI_AUTO_SYNC if unused else DDPSyncStrategy.SINGLE_AUTO_SYNC
+        if self._sync is not None:
+            self._when = self._sync
+        elif hasattr(model, "begin_turn"):  # a turn may use parameters in the loss alone, or not at all
+            self._when = DDPSyncStrategy.FORCED_SYNC
         wrapped = prepare_ddp_module(super().wrap(model, algorithms), unused)
         self._wrapped = wrapped if isinstance(wrapped, DistributedDataParallel) else None
         return wrapped
@@ -44,8 +45,7 @@ class DataParallel(RankStrategy):
             return None
         if not sync:
             return self._wrapped.no_sync()
-        when = self._sync
-        assert when is not None, "`wrap` sets it"
+        when = self._when
         if when is DDPSyncStrategy.MULTI_AUTO_SYNC and not self.equal_microbatches:
             when = DDPSyncStrategy.SINGLE_AUTO_SYNC  # the rank with more microbatches would wait forever
         return exchange_context(self._wrapped, last_microbatch, when, self.host_group)
