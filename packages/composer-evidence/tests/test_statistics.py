@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from composer.evidence import steptime
+from composer.evidence import RunSpec, steptime
 from composer.evidence.statistics import ALPHA, Rung, at_equal_time, compare, holm, judge, time_to_target
 
 CONTROLS, RUNS, METHODS = 20, 10, 8
@@ -233,28 +233,31 @@ def test_the_interval_at_equal_time_covers_the_truth() -> None:
     assert 0.917 <= inside / 400
 
 
-def costs(monkeypatch: pytest.MonkeyPatch, *rounds: list[float]) -> steptime.StepTime:
-    """Return the cost of a method from the times of plain, of plain again, and of the method in each round."""
+def costs(monkeypatch: pytest.MonkeyPatch, *rounds: list[float]) -> list[steptime.StepTime]:
+    """Return the costs of methods from the times of plain, of plain again, and of the methods in each round."""
 
     def interleave(task: Any, data: Any, specs: Any, block: int, seed: int) -> tuple[np.ndarray, list[float]]:
-        return np.array(rounds[seed])[:, None, None] * np.ones((1, 4, 2)), [1.0, 1.0, 6.0]
+        assert {spec.steps for spec in specs} == {10}
+        return np.array(rounds[seed])[:, None, None] * np.ones((1, 4, 2)), [1.0, 1.0, 6.0, 1.5][: len(specs)]
 
     monkeypatch.setattr(steptime, "_interleave", interleave)
-    monkeypatch.setattr(steptime, "_training_bytes", lambda task, data, spec: 2 if spec == "method" else 1)
-    return steptime.step_time(None, None, "plain", "method", repeats=len(rounds))  # type: ignore[arg-type]
+    monkeypatch.setattr(steptime, "_training_bytes", lambda task, data, spec: 1 + spec.seed)
+    plain, *methods = (RunSpec("", "", "validation", "", 40, seed=seed) for seed in range(len(rounds[0]) - 1))
+    return steptime.step_times(None, None, plain, methods, repeats=len(rounds))  # type: ignore[arg-type]
 
 
 def test_the_interval_of_a_ratio_is_as_wide_as_the_ratio_of_plain_to_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = costs(monkeypatch, [1.0, 1.0, 1.2], [1.0, 1.05, 1.2], [1.0, 0.98, 1.2])
+    found, second = costs(monkeypatch, [1.0, 1.0, 1.2, 2.4], [1.0, 1.05, 1.2, 2.4], [1.0, 0.98, 1.2, 2.4])
 
     assert found.ratio == pytest.approx(1.2)
     assert found.against_itself == (pytest.approx(0.98), pytest.approx(1.05))
     assert (found.low, found.high) == (pytest.approx(1.2 / 1.05), pytest.approx(1.2 * 1.05))
     assert (found.inference, found.memory) == (6.0, 2.0)
+    assert (second.ratio, second.inference, second.memory) == (pytest.approx(2.4), 1.5, 3.0)
 
 
 def test_a_ratio_that_varies_too_much_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = costs(monkeypatch, [1.0, 1.0, 1.2], [1.0, 1.2, 1.2])
+    (found,) = costs(monkeypatch, [1.0, 1.0, 1.2], [1.0, 1.2, 1.2])
 
     assert found.ratio is None
     assert found.low < 1.1 < found.high

@@ -40,7 +40,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Study, list[dict
     runner = Runner(TINY, tmp_path_factory.mktemp("study"), workers=2, say=lambda _: None)
     study = Study(runner, Plan(**{**vars(PLAN), "num_curves": 1}), command="test")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(study, "_step_time", lambda candidate, plain: dict(COSTS))
+        patch.setattr(study, "_step_times", lambda candidates, plain: {each.name: dict(COSTS) for each in candidates})
         return study, study.measure(METHODS)
 
 
@@ -161,7 +161,7 @@ def test_repeating_a_measurement_trains_and_adds_nothing(
 ) -> None:
     study, entries = measured
     before = study.ledger.path.read_bytes()
-    monkeypatch.setattr(study, "_step_time", lambda candidate, plain: dict(COSTS))
+    monkeypatch.setattr(study, "_step_times", lambda candidates, plain: {each.name: dict(COSTS) for each in candidates})
 
     again = study.measure(METHODS)
     assert [entry["id"] for entry in again] == [entry["id"] for entry in entries]
@@ -324,7 +324,7 @@ def test_gains_also_of_plain_over_itself_are_judged_on_fresh_seeds(
 
     monkeypatch.setattr("composer.evidence.verdicts.judge", judge_all_as_gains)
     monkeypatch.setattr("composer.evidence.study._is_better", lambda compared: True)
-    monkeypatch.setattr(study, "_step_time", lambda candidate, plain: dict(COSTS))
+    monkeypatch.setattr(study, "_step_times", lambda candidates, plain: {each.name: dict(COSTS) for each in candidates})
     entries = study.measure(["Muon"])
     for method in ("Muon", AA):
         first, fresh = of(entries, method), of(entries, method, "confirmation")

@@ -102,8 +102,6 @@ _ALL = (
     Method("ZLoss"),
     Method("LayerFreezing"),
     Method("SelectiveBackprop"),
-    # Runs are measured in batches, so the warmup cannot be a part of them.
-    Method("BatchSizeWarmup", {"initial_batch_size": 16, "duration": "960sp"}),
     Method("MixUp", grid={"alpha": Grid((0.1, 0.2))}, kind="images", regularizes=True),
     Method("CutMix", grid={"alpha": Grid((0.5, 1.0))}, kind="images", regularizes=True),
     Method("CutOut", grid={"length": Grid((0.25, 0.5), **_UNIT)}, kind="images", regularizes=True),

@@ -1,4 +1,4 @@
-"""The cost of a method: times of whole runs that alternate with plain in one process, an evaluation, and memory."""
+"""The cost of methods: times of runs that alternate with plain in one process, an evaluation, and memory."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from composer.loggers import Logger
 
 _WIDEST = 1.1  # the largest factor between a ratio and an end of its interval
 _COUNTED_STEPS = 3  # in which memory is counted
+_SHORTER = 4  # how much shorter the runs are than those that are compared
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class StepTime:
     """Cost of a method, as ratios to plain, which runs twice: the two runs of plain say how much ratios vary here.
 
     Attributes:
-        ratio: The ratio of the times of whole runs with as many steps, by the CPU's clock (on a GPU by the wall clock).
+        ratio: The ratio of the times of runs with as many steps, by the CPU's clock (on a GPU by the wall clock).
             None: not measured, since the interval is too wide.
         low: Lower end of its interval, as wide as plain's ratio to itself and as the repeats.
         high: Upper end.
@@ -112,43 +113,52 @@ class _TurnTimer(Callback):
         self.times.append((now[0] - self._begin[0], now[1] - self._begin[1]))
 
 
-def step_time(task: Task, data: Any, plain: RunSpec, method: RunSpec, *, repeats: int = 3, block: int = 10) -> StepTime:
-    """Train plain, plain again and a method in turns, and return the ratio of their times.
+def step_times(
+    task: Task, data: Any, plain: RunSpec, methods: Sequence[RunSpec], *, repeats: int = 3, block: int = 10
+) -> list[StepTime]:
+    """Train plain, plain again and methods in turns, and return the ratios of their times to plain's.
 
-    Whole runs are measured, because some methods change the cost of a step over time. Start nothing else meanwhile.
+    The runs are whole ones with a quarter of the steps, because some methods change the cost of a step in the course of
+    a run. Start nothing else meanwhile.
 
     Args:
         task: The task.
         data: Its loaded data.
         plain: A run of plain.
-        method: A run of the method with as many steps.
+        methods: A run of each method with as many steps.
         repeats: Number of rounds.
         block: Steps per turn.
 
     Raises:
         RuntimeError: A run failed.
     """
-    rounds = [_interleave(task, data, (plain, plain, method), block, seed) for seed in range(repeats)]
+    short = [replace(spec, steps=max(1, spec.steps // _SHORTER)) for spec in (plain, plain, *methods)]
+    rounds = [_interleave(task, data, short, block, seed) for seed in range(repeats)]
     # Of each turn the median of the rounds, summed over turns: shape (runs, clocks).
-    first, second, own = np.median([times for times, _ in rounds], axis=0).sum(axis=1)
-    base = (first + second) / 2
-    ratio, wall_ratio = (own / base).tolist()
+    totals = np.median([times for times, _ in rounds], axis=0).sum(axis=1)
     sums = np.stack([times.sum(axis=1)[:, 0] for times, _ in rounds])  # shape (rounds, runs)
-    itself = sums[:, 1] / sums[:, 0]
-    each = 2 * sums[:, 2] / (sums[:, 0] + sums[:, 1])
-    width = float(np.exp(np.abs(np.log(np.concatenate([itself, each / ratio]))).max()))
     evaluated = np.median([seconds for _, seconds in rounds], axis=0)
-    return StepTime(
-        ratio=ratio if width <= _WIDEST else None,
-        low=ratio / width,
-        high=ratio * width,
-        wall_ratio=wall_ratio,
-        against_itself=(float(itself.min()), float(itself.max())),
-        inference=float(2 * evaluated[2] / (evaluated[0] + evaluated[1])),
-        memory=_training_bytes(task, data, method) / _training_bytes(task, data, plain),
-        seconds=float(base[0]),
-        repeats=repeats,
-    )
+    base, bases = totals[:2].mean(axis=0), sums[:, :2].mean(axis=1)
+    itself, memory = sums[:, 1] / sums[:, 0], _training_bytes(task, data, plain)
+    found = []
+    for run, method in enumerate(methods, start=2):
+        ratio, wall_ratio = (totals[run] / base).tolist()
+        spread = np.concatenate([itself, sums[:, run] / bases / ratio])
+        width = float(np.exp(np.abs(np.log(spread)).max()))
+        found.append(
+            StepTime(
+                ratio=ratio if width <= _WIDEST else None,
+                low=ratio / width,
+                high=ratio * width,
+                wall_ratio=wall_ratio,
+                against_itself=(float(itself.min()), float(itself.max())),
+                inference=float(evaluated[run] / evaluated[:2].mean()),
+                memory=_training_bytes(task, data, method) / memory,
+                seconds=float(base[0]),
+                repeats=repeats,
+            )
+        )
+    return found
 
 
 def _interleave(
@@ -246,15 +256,18 @@ def _clocks(device: str) -> tuple[float, float]:
     return time.process_time(), time.perf_counter()
 
 
-def measure_in_process(reference: str, folder: str | None, texts: tuple[str, str], repeats: int, file: str) -> None:
-    """Measure a ratio, alone on this machine, and write it to a file as JSON; the target of a process."""
-    plain, method = (RunSpec.from_json(json.loads(text)) for text in texts)
+def measure_in_process(reference: str, folder: str | None, texts: Sequence[str], repeats: int, file: str) -> None:
+    """Measure ratios of methods to plain, the first of the specifications, and write them to a file as JSON.
+
+    It is the target of a process, and waits until it is alone on this machine.
+    """
+    plain, *methods = (RunSpec.from_json(json.loads(text)) for text in texts)
     torch.set_num_threads(plain.threads)
     task = load_task(reference)
     data = task.data(Path(folder) if folder else None)
     try:
         with hold_machine(alone=True):
-            values = vars(step_time(task, data, plain, method, repeats=repeats))
+            values: Any = [vars(each) for each in step_times(task, data, plain, methods, repeats=repeats)]
     except RuntimeError as error:
         values = {"error": str(error)}
     write_atomically(Path(file), json.dumps(values))

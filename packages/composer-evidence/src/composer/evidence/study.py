@@ -30,6 +30,7 @@ _AA_OFFSET = 5_000
 _PROBE_STEPS = 4
 _NUM_POINTS = 10  # evaluations in a curve
 _LR_FACTORS = (0.5, 1.0, 2.0)
+_TIMED_TOGETHER = 6  # methods whose step times are measured in one process
 
 
 @dataclass(frozen=True)
@@ -122,19 +123,20 @@ class Study:
         Args:
             methods: Methods and stacks to tune, too, as `measure` does.
         """
-        found = {fraction: self.plain(fraction) for fraction in reversed(self.task.ladder)}
+        found = {fraction: self.plain(fraction) for fraction in self.task.ladder}
         for name, verdict in self._candidates(methods, found[1.0])[1].items():
             self.runner.say(f"{self.task.name}: {name} is not tuned: {verdict.word}, {verdict.why}")
         return found
 
     def plain(self, fraction: float = 1.0) -> Plain:
-        """Return the best variant at a budget; search for it if that is not in the ledger yet.
+        """Return plain at a budget, the variant that is best at the full one; search what is not in the ledger yet.
 
         Args:
             fraction: The budget as a fraction of the full one.
         """
         sign = 1 if self._higher else -1
-        return max((self._tuned_variant(name, fraction) for name in self.task.variants), key=lambda p: sign * p.score)
+        best = max((self._tuned_variant(name, 1.0) for name in self.task.variants), key=lambda p: sign * p.score)
+        return best if fraction == 1 else self._tuned_variant(best.variant, fraction)
 
     def first_run(self) -> RunResult:
         """Return the first run of the search at the full budget, which says how long a run takes."""
@@ -146,6 +148,8 @@ class Study:
     def _tuned_variant(self, name: str, fraction: float) -> Plain:
         variant, steps = self.task.variants[name], self.task.steps_of(fraction)
         start = {key: getattr(variant.training, key) for key in variant.grid}
+        if fraction != 1:
+            start = dict(self._tuned_variant(name, 1.0).settings)
 
         def runs(points: Sequence[Mapping[str, Any]]) -> list[list[tuple[RunSpec, str]]]:
             seeds = _seeds(_TUNE, self.plan.num_tuning_seeds)
@@ -236,7 +240,7 @@ class Study:
         everything = [*candidates, _Candidate(AA, plain.variant, plain.settings, (), plain.entry)]
         numbers = self.plan.num_seeds, self.plan.num_controls
         controls, scores = self._scores(plain, everything, _MEASURE, *numbers, rungs)
-        times = {candidate.name: self._step_time(candidate, plain) for candidate in candidates}
+        times = self._step_times(candidates, plain)
         ladder = self.ladder(plain) if candidates else []
         measured: dict[str, dict[str, Any]] = {}
         for candidate in everything:
@@ -466,28 +470,37 @@ class Study:
             rungs.append((own, [self._spec("test", own, seed) for seed in _seeds(first, count)]))
         return rungs
 
-    def _step_time(self, candidate: _Candidate, plain: Plain) -> dict[str, Any] | None:
-        """Return the cost of a method beside plain, from the ledger or measured now, alone on this machine."""
+    def _step_times(self, candidates: Sequence[_Candidate], plain: Plain) -> dict[str, dict[str, Any] | None]:
+        """Return the costs of methods beside plain, from the ledger or measured now, alone on this machine."""
+        found: dict[str, dict[str, Any] | None] = dict.fromkeys(candidate.name for candidate in candidates)
         if self.plan.repeats == 0:
-            return None
-        specs = self._spec("validation", plain, 0), self._spec_of("validation", candidate, plain.steps, 0)
-        key = digest([asdict(spec) for spec in specs])
-        known = [e for e in self._own_entries("cost") if e["specs_hash"] == key]
-        if known:
-            return dict(known[-1]["step_time"])
-        self.runner.say(f"{self.task.name}: time of {candidate.name}, alone on this machine")
-        file = self.runner.folder / "runs" / f"time-{key}.json"
+            return found
+        base = self._spec("validation", plain, 0)
+        specs = {c.name: self._spec_of("validation", c, plain.steps, 0) for c in candidates}
+        keys = {name: digest([asdict(base), asdict(spec)]) for name, spec in specs.items()}
+        known = {entry["specs_hash"]: entry["step_time"] for entry in self._own_entries("cost")}
+        missing = [candidate for candidate in candidates if keys[candidate.name] not in known]
+        groups = [missing[i : i + _TIMED_TOGETHER] for i in range(0, len(missing), _TIMED_TOGETHER)]
         folder = None if self.runner.data_folder is None else str(self.runner.data_folder)
-        texts = tuple(json.dumps(asdict(spec)) for spec in specs)
-        self.runner.call(measure_in_process, (self.runner.reference, folder, texts, self.plan.repeats, str(file)))
-        values: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        if "error" in values:
-            self.runner.say(values["error"])
-            return None
-        if not acts_in_training(candidate.stack):
-            values |= {"ratio": 1.0, "low": 1.0, "high": 1.0}  # by construction, whatever was measured
-        self._add("cost", {"method": candidate.name, "specs_hash": key, "step_time": values, "runs": {}})
-        return values
+        while groups:
+            group = groups.pop(0)
+            names = [candidate.name for candidate in group]
+            self.runner.say(f"{self.task.name}: times of {', '.join(names)}, alone on this machine")
+            file = self.runner.folder / "runs" / f"time-{digest([keys[name] for name in names])}.json"
+            texts = [json.dumps(asdict(spec)) for spec in (base, *(specs[name] for name in names))]
+            self.runner.call(measure_in_process, (self.runner.reference, folder, texts, self.plan.repeats, str(file)))
+            values = json.loads(file.read_text(encoding="utf-8"))
+            if "error" in values:
+                self.runner.say(values["error"])
+                groups += [[candidate] for candidate in group] if len(group) > 1 else []
+                continue
+            for candidate, costs in zip(group, values, strict=True):
+                if not acts_in_training(candidate.stack):
+                    costs |= {"ratio": 1.0, "low": 1.0, "high": 1.0}  # by construction, whatever was measured
+                key = keys[candidate.name]
+                self._add("cost", {"method": candidate.name, "specs_hash": key, "step_time": costs, "runs": {}})
+                known[key] = costs
+        return {name: known.get(key) for name, key in keys.items()}
 
     def _costs(
         self, controls: _Results, results: _Results, times: Mapping[str, Any] | None, rungs: Sequence[Rung]
@@ -615,8 +628,8 @@ class Study:
             ]
         tuned = {candidate.name: candidate for candidate in self._candidates(methods, plain)[0]}
         usable = list(tuned)
-        times = {name: self._step_time(tuned[name], plain) or {} for name in usable}
-        ratios = {name: each.get("ratio") or each.get("high", 1.0) for name, each in times.items()}
+        times = self._step_times(list(tuned.values()), plain)
+        ratios = {name: each["ratio"] or each["high"] if each else 1.0 for name, each in times.items()}
         seeds = _seeds(_STACK, self.plan.num_stack_seeds)
         base = _values(self._results([self._spec("validation", plain, seed) for seed in seeds], "select a stack"))
         chosen: list[str] = []

@@ -101,7 +101,6 @@ _COMMON: dict[str, Any] = {
     "metric": ACCURACY,
     "kind": "images",
     "base": {"Muon": "adamw"},  # the learning rate of AdamW transfers to Muon
-    "grids": {"BatchSizeWarmup": {"duration": Grid(("960sp", "7680sp"))}},
     "not_judged": {"ChannelsLast": "it is part of plain"},
 }
 
@@ -133,7 +132,7 @@ def fashion_mnist() -> Task:
         data=partial(_load, fashion_recipe.Data(train_samples=20_000), 10_000),
         variants=_variants(fashion_recipe.Network(width=8), lr=1e-2, sgd_lr=0.3),
         steps=800,
-        ladder=(0.25, 0.5, 0.75, 1.0, 1.5),
+        ladder=(0.5, 0.75, 1.0, 1.5),
         judges_regularizers=False,
         **_COMMON,
     )
@@ -148,7 +147,7 @@ def fashion_mnist_long() -> Task:
         data=partial(_load, fashion_recipe.Data(train_samples=5_000), 10_000),
         variants=_variants(fashion_recipe.Network(width=8), lr=1e-2, sgd_lr=0.3),
         steps=1_950,
-        ladder=(0.25, 0.5, 1.0),
+        ladder=(0.5, 1.0),
         **_COMMON,
     )
 
@@ -162,7 +161,7 @@ def cifar10() -> Task:
         data=partial(_load, Cifar10Data(train_samples=10_000), 10_000),
         variants=_variants(fashion_recipe.Network(width=8), lr=1e-2, sgd_lr=0.3),
         steps=800,
-        ladder=(0.25, 0.5, 0.75, 1.0, 1.5),
+        ladder=(0.5, 0.75, 1.0, 1.5),
         judges_regularizers=False,
         **_COMMON,
     )

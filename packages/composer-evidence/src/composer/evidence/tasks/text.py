@@ -27,6 +27,7 @@ _GRID = {
     "warmup": Grid((0.1, 0.3), low=0.01, high=0.9),
     "initial_std": Grid((0.02, 0.04), low=0.005, high=0.2),
     "weight_decay": Grid((0.01, 0.1)),
+    "beta2": Grid((0.95, 0.99), high=0.999),
     "final_lr": Grid((0.0, 0.1), high=0.5),
     "max_norm": Grid((0.5, 1.0), high=8.0),
 }
@@ -173,15 +174,13 @@ def shakespeare() -> Task:
         },
         metric=Metric("LanguageCrossEntropy", "nats per character", higher_is_better=False),
         steps=600,
-        ladder=(0.25, 0.5, 0.75, 1.0, 1.5),
+        ladder=(0.5, 0.75, 1.0, 1.5),
         kind="tokens",
         base={"Alibi": "learned"},
         arguments={
             "Alibi": {"max_sequence_length": length, "train_sequence_length_scaling": 1.0},
             "SeqLengthWarmup": {"max_seq_length": length, "min_seq_length": 32},
-            "BatchSizeWarmup": {"initial_batch_size": 4},
         },
-        grids={"BatchSizeWarmup": {"duration": Grid(("480sp", "960sp"))}},  # a run has 9,600 samples
         judges_regularizers=False,
         not_judged={"GradientClipping": "it is part of plain training, which tunes it"},
     )
