@@ -383,3 +383,30 @@ def test_shards_compressed_by_zstd_without_the_package_name_the_extra(
     monkeypatch.setitem(sys.modules, "zstandard", None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install composer-datasets\[zstd\]"):
         list(read_documents([tmp_path / "a.zst"]))
+
+
+# ---- tokens of other programs
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.int64])
+def test_tokens_in_a_file_are_those_of_the_text(dtype: type, tmp_path: Path) -> None:
+    tokenizer = CharTokenizer.from_text(TEXT)
+    (tmp_path / "text.txt").write_text(TEXT)
+    np.save(tmp_path / "ids.npy", np.array(tokenizer.encode(TEXT), dtype))
+    options: dict[str, Any] = {"max_seq_len": 8, "part": (0.1, 0.9), "seed": 5}
+
+    ours = datasets.build_token_dataloader(tmp_path / "ids.npy", 4, **options)
+    theirs = datasets.build_text_dataloader(tmp_path / "text.txt", 4, tokenizer=tokenizer, **options)
+
+    for one, other in zip(ours.dataloader, theirs.dataloader, strict=True):
+        assert one.keys() == other.keys()
+        assert all(torch.equal(one[key], other[key]) for key in one)
+    assert ours.num_tokens == theirs.num_tokens
+
+
+def test_a_file_without_tokens_is_told(tmp_path: Path) -> None:
+    np.save(tmp_path / "floats.npy", np.zeros(9))
+    with pytest.raises(ValueError, match=r"`path` must hold integers of shape \(number of tokens,\), got float64"):
+        datasets.build_token_dataloader(tmp_path / "floats.npy", 4, max_seq_len=8)
+    with pytest.raises(FileNotFoundError, match=r"numpy\.save"):
+        datasets.build_token_dataloader(tmp_path / "absent.npy", 4, max_seq_len=8)

@@ -4,11 +4,13 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from recipe_runs import POEM
 
 from composer.core import ensure_data_spec
+from composer.datasets import CharTokenizer
 from composer.datasets.lm import PackedTokens
 from composer.devices import DeviceCPU
 from composer.recipes.tiny_lm import Data, Network, Text
@@ -65,7 +67,7 @@ def test_the_first_characters_have_the_token_ids_of_the_full_text(data: Path) ->
 
     assert cut(TEXT, 450, 500, dataset) == sequences(test)
     assert (450 // 16, 50 // 16) == (dataset.num_train, dataset.num_test)
-    assert len(set(TEXT)) == dataset.tokenizer.vocab_size
+    assert len(set(TEXT)) == dataset.vocab_size
 
 
 def test_hyperparameters_are_chosen_on_held_out_characters_of_the_training_part(data: Path) -> None:
@@ -103,6 +105,29 @@ def test_any_file_can_be_given_and_is_called_by_its_name(tmp_path: Path) -> None
         f"poem.txt: 91 sequences to train on, 10 to test, of 16 characters, {len(set(TEXT)) + 1} of them distinct"
         == dataset.describe()
     )
+
+
+def test_a_file_of_tokens_is_a_text(data: Path, tmp_path: Path) -> None:
+    ids = CharTokenizer.from_text(TEXT).encode(TEXT)
+    np.save(tmp_path / "ids.npy", np.array(ids, np.uint16))
+    text = Data(data=data, **SMALL).load()
+    tokens = Data(data=tmp_path / "ids.npy", **SMALL).load()
+
+    assert tokens.vocab_size == text.vocab_size
+    assert tokens.describe() == text.describe().replace("tinyshakespeare.txt", "ids.npy").replace(
+        "characters", "tokens"
+    )
+    for ours, theirs in zip(tokens.loaders(3, DeviceCPU()), text.loaders(3, DeviceCPU()), strict=True):
+        assert sequences(ours) == sequences(theirs)
+    assert Data(data=tmp_path / "ids.npy", vocab_size=50_304, **SMALL).load().vocab_size == 50_304
+
+
+def test_the_vocabulary_of_a_file_must_fit(data: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "ids.npy", np.arange(1000) % 30)
+    with pytest.raises(ValueError, match=r"`vocab_size` must be above 29, a token of '.*ids.npy', got 29"):
+        Data(data=tmp_path / "ids.npy", vocab_size=29, **SMALL).load()
+    with pytest.raises(ValueError, match="`vocab_size` must be None for a text"):
+        Data(data=data, vocab_size=29, **SMALL).load()
 
 
 @pytest.mark.parametrize("place", ["tinyshakespeare.txt", "text/tinyshakespeare.txt"])

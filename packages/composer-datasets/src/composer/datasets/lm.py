@@ -138,6 +138,56 @@ def build_text_dataloader(
     return token_loader(PackedTokens(tokens, max_seq_len, part), transform, options)
 
 
+def read_tokens(path: str | Path) -> np.ndarray:
+    """Return the tokens of a NumPy file, as a memory-mapped array.
+
+    Args:
+        path: A file of `numpy.save`, shape (number of tokens,), integers of any size, such as uint16.
+
+    Raises:
+        FileNotFoundError: It does not exist.
+        ValueError: It holds anything else.
+    """
+    if not Path(path).is_file():
+        raise missing_files("The tokens", [Path(path)], "numpy.save(path, numpy.array(ids, numpy.uint16))")
+    tokens: np.ndarray = np.load(path, mmap_mode="r")
+    if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
+        raise ValueError(
+            f"`path` must hold integers of shape (number of tokens,), got {tokens.dtype} of shape {tokens.shape} in "
+            f"{str(path)!r}."
+        )
+    return tokens
+
+
+def build_token_dataloader(
+    path: str | Path,
+    global_batch_size: int,
+    *,
+    max_seq_len: int,
+    part: tuple[float, float] = (0.0, 1.0),
+    is_train: bool = True,
+    **options: Any,
+) -> DataSpec:
+    """Build a loader of tokens that another program has written, for causal language modeling.
+
+    Arguments that are not described here, and the batches, are those of `build_text_dataloader`.
+
+    Args:
+        path: A file for `read_tokens`.
+        global_batch_size: Sequences per batch, summed over all ranks.
+        max_seq_len: Tokens per sequence.
+        part: The part of the tokens to use.
+        is_train: Default of `drop_last` and `shuffle`.
+        **options: Other arguments of `build_text_dataloader`.
+
+    Raises:
+        FileNotFoundError: The file does not exist.
+        ValueError: It does not hold tokens, there are too few, or a number is out of range.
+    """
+    dataset = PackedTokens(read_tokens(path), max_seq_len, part)
+    return token_loader(dataset, TokenTransform(), Options(global_batch_size, is_train, **options))
+
+
 def build_synthetic_text_dataloader(
     global_batch_size: int,
     *,

@@ -140,8 +140,8 @@ class Network:
             raise ValueError(f"`width` must be a multiple of 2 * `heads`, got {self.width} and {self.heads}.")
 
     def build(self, dataset: Text) -> ComposerModel:
-        """Return a new network for the characters of a text."""
-        return RecordGPT(dataset.tokenizer.vocab_size, self.width, self.layers, self.heads, self.projection_std)
+        """Return a new network for the characters or tokens of a text."""
+        return RecordGPT(dataset.vocab_size, self.width, self.layers, self.heads, self.projection_std)
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from composer.algorithms.muon import Muon
 from composer.algorithms.scale_schedule import ScaleSchedule
 from composer.algorithms.seq_length_warmup import SeqLengthWarmup
 from composer.datasets import CharTokenizer, build_text_dataloader
+from composer.datasets.lm import build_token_dataloader, read_tokens
 from composer.devices import Device
 from composer.models import ComposerModel
 from composer.recipes._images import per_process
@@ -33,13 +35,15 @@ class Data:
     """Tiny Shakespeare, or any other text: its first 90% to train on, the rest to test.
 
     Args:
-        data: A text file in UTF-8, or a folder that holds tinyshakespeare.txt. None: the environment variable
+        data: A text file in UTF-8, a folder that holds tinyshakespeare.txt, or tokens in a NumPy file (*.npy; see
+            `composer.datasets.lm.read_tokens`), which are "characters" below. None: the environment variable
             COMPOSER_DATA.
         characters: Use only this many characters of the text, from the first. None: all.
         validation_characters: Hold out this many characters from the end of the training part, and test on them instead
             of the test part, for choosing hyperparameters. None: use the test part.
         batch_size: Sequences per training batch. An incomplete last batch is dropped.
         seq_length: Characters per sequence.
+        vocab_size: Number of tokens of a NumPy file. None: the greatest in the file, and one.
     """
 
     data: Path | None = None
@@ -47,10 +51,12 @@ class Data:
     validation_characters: int | None = None
     batch_size: int = 8
     seq_length: int = 256
+    vocab_size: int | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (("characters", 1), ("validation_characters", 1), ("batch_size", 1), ("seq_length", 2)):
-            check_at_least(name, getattr(self, name), least)
+        least = {"characters": 1, "validation_characters": 1, "batch_size": 1, "seq_length": 2, "vocab_size": 1}
+        for name, value in least.items():
+            check_at_least(name, getattr(self, name), value)
 
     def load(self) -> Text:
         """Read the text.
@@ -60,12 +66,24 @@ class Data:
             ValueError: It has fewer characters than requested, or is shorter than a batch.
         """
         path = _find(find_data(self.data))
-        text = path.read_text(encoding="utf-8")
-        if self.characters is not None and self.characters > len(text):
+        tokenizer = None
+        if path.suffix == ".npy":
+            tokens = read_tokens(path)
+            length, greatest = len(tokens), int(tokens.max(initial=0))
+            vocab_size = greatest + 1 if self.vocab_size is None else self.vocab_size
+            if greatest >= vocab_size:
+                raise ValueError(f"`vocab_size` must be above {greatest}, a token of {str(path)!r}, got {vocab_size}.")
+        else:
+            text = path.read_text(encoding="utf-8")
+            tokenizer = CharTokenizer.from_text(text)
+            length, vocab_size = len(text), tokenizer.vocab_size
+            if self.vocab_size is not None:
+                raise ValueError(f"`vocab_size` must be None for a text, got {self.vocab_size} for {str(path)!r}.")
+        if self.characters is not None and self.characters > length:
             raise ValueError(
-                f"`characters` must be at most {len(text):,}, the length of {str(path)!r}, got {self.characters}."
+                f"`characters` must be at most {length:,}, the length of {str(path)!r}, got {self.characters}."
             )
-        return Text(path, CharTokenizer.from_text(text), len(text), self)
+        return Text(path, tokenizer, vocab_size, length, self)
 
 
 @dataclass(frozen=True)
@@ -74,13 +92,15 @@ class Text:
 
     Attributes:
         path: The file.
-        tokenizer: The tokenizer of its characters.
-        length: Number of characters.
+        tokenizer: The tokenizer of its characters; None for a file of tokens.
+        vocab_size: Number of distinct characters, or of tokens.
+        length: Number of characters, or of tokens.
         options: The hyperparameters.
     """
 
     path: Path
-    tokenizer: CharTokenizer
+    tokenizer: CharTokenizer | None
+    vocab_size: int
     length: int
     options: Data
 
@@ -127,9 +147,10 @@ class Text:
 
     def describe(self) -> str:
         """Return one line about the text and its split."""
+        kind = "tokens" if self.tokenizer is None else "characters"
         return (
             f"{self.name}: {self.num_train:,} sequences to train on, {self.num_test:,} to test, of "
-            f"{self.options.seq_length} characters, {self.tokenizer.vocab_size} of them distinct"
+            f"{self.options.seq_length} {kind}, {self.vocab_size:,} of them distinct"
         )
 
     def loaders(self, seed: int, device: Device) -> tuple[Any, Any]:
@@ -139,17 +160,16 @@ class Text:
             seed: Seed of the order of the training sequences.
             device: The device that stores all tokens.
         """
-        shared: dict[str, Any] = {
-            "tokenizer": self.tokenizer,
-            "max_seq_len": self.options.seq_length,
-            "device": device,
-        }
+        build: Callable[..., Any] = build_token_dataloader
+        if self.tokenizer is not None:
+            build = partial(build_text_dataloader, tokenizer=self.tokenizer)
+        shared: dict[str, Any] = {"max_seq_len": self.options.seq_length, "device": device}
         train, test = self._parts
         processes = dist.get_world_size()
         eval_batch_size = max(1, _EVAL_BATCH_SIZE // processes) * processes
         return (
-            build_text_dataloader(self.path, self.batch_size, part=train, seed=seed, **shared),
-            build_text_dataloader(self.path, eval_batch_size, part=test, is_train=False, **shared),
+            build(self.path, self.batch_size, part=train, seed=seed, **shared),
+            build(self.path, eval_batch_size, part=test, is_train=False, **shared),
         )
 
 
@@ -182,7 +202,7 @@ class Network:
         from composer.models import create_gpt2  # imports transformers, which takes seconds
 
         config = {
-            "vocab_size": dataset.tokenizer.vocab_size,
+            "vocab_size": dataset.vocab_size,
             "n_positions": dataset.options.seq_length,
             "n_embd": self.width,
             "n_layer": self.layers,
