@@ -356,17 +356,21 @@ def hold_machine(*, alone: bool) -> Iterator[None]:
     Args:
         alone: Wait until no other process holds the lock, and let no other one begin. False: share it.
     """
-    path = machine_lock()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as file:
+    with machine_lock().open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
         yield
 
 
 def machine_lock() -> Path:
     """Return the path of the file that `hold_machine` locks."""
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache, "composer", f"evidence-{platform.node()}.lock")
+    return cache_folder() / f"evidence-{platform.node()}.lock"
+
+
+def cache_folder() -> Path:
+    """Return this user's folder of files that can be made again."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "composer")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def write_atomically(path: Path, text: str) -> None:

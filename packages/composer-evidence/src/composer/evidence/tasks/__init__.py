@@ -8,5 +8,7 @@ TASKS = {
     "fashion_mnist_long": "composer.evidence.tasks.images:fashion_mnist_long",
     "cifar10": "composer.evidence.tasks.images:cifar10",
     "shakespeare": "composer.evidence.tasks.text:shakespeare",
+    "shakespeare_larger": "composer.evidence.tasks.text:shakespeare_larger",
+    "python_help": "composer.evidence.tasks.text:python_help",
 }
 """Name -> `module:function` that returns the task."""

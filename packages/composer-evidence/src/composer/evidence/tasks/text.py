@@ -1,8 +1,9 @@
-"""A task on text: the characters of Tiny Shakespeare."""
+"""Tasks on text: the characters of Tiny Shakespeare, also for a larger network, and of the help of Python."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 from composer.core import Callback, State
 from composer.datasets import CharTokenizer, build_text_dataloader
 from composer.devices import Device
+from composer.evidence.run import cache_folder, write_atomically
 from composer.evidence.task import Grid, Part, Task, Variant
 from composer.loggers import Logger
 from composer.metrics import LanguageCrossEntropy
@@ -24,8 +26,8 @@ from composer.recipes import AdamW, Metric, tiny_lm
 _PARTS = {"train": (0.0, 0.8), "validation": (0.8, 0.9), "test": (0.9, 1.0)}
 _GRID = {
     "lr": Grid((3e-3, 6e-3, 1.2e-2)),
-    "warmup": Grid((0.1, 0.3), low=0.01, high=0.9),
-    "initial_std": Grid((0.02, 0.04), low=0.005, high=0.2),
+    "warmup": Grid((0.1, 0.3, 0.5), low=0.01, high=0.9),
+    "initial_std": Grid((0.02, 0.04, 0.06, 0.08), low=0.005, high=0.2),
     "weight_decay": Grid((0.01, 0.1)),
     "beta2": Grid((0.95, 0.99), high=0.999),
     "final_lr": Grid((0.0, 0.1), high=0.5),
@@ -119,6 +121,23 @@ def load(batch_size: int, seq_length: int, folder: Path | None) -> Text:
     return Text(found.path, found.tokenizer, batch_size, seq_length)
 
 
+def load_topics(batch_size: int, seq_length: int, folder: Path | None) -> Text:
+    """Return the topics of Python's `help()`, half a million characters that come with Python.
+
+    Args:
+        batch_size: Sequences per batch.
+        seq_length: Characters per sequence.
+        folder: Not needed.
+    """
+    from pydoc_data.topics import topics
+
+    text = "\n".join(topics[name] for name in sorted(topics))
+    path = cache_folder() / f"topics-{hashlib.sha256(text.encode()).hexdigest()[:16]}.txt"
+    if not path.exists():
+        write_atomically(path, text)
+    return Text(path, CharTokenizer.from_text(text), batch_size, seq_length)
+
+
 def learned_positions(width: int, layers: int, heads: int, text: Text) -> ComposerModel:
     """Return a GPT-2, whose positions are learned."""
     model: Any = create_gpt2(
@@ -184,3 +203,32 @@ def shakespeare() -> Task:
         judges_regularizers=False,
         not_judged={"GradientClipping": "it is part of plain training, which tunes it"},
     )
+
+
+def _larger(name: str, summary: str, data: Callable[..., Text], grid: Mapping[str, Grid]) -> Task:
+    """Return a task for a network of 0.6 million weights, which takes minutes, for plain and a stack."""
+    training = TextTraining(lr=6e-3, weight_decay=0.01, beta2=0.99, warmup=0.3, initial_std=0.06)
+    return Task(
+        name=name,
+        version=1,
+        summary=summary,
+        data=partial(data, 16, 128),
+        variants={"rope": Variant(partial(rotary_positions, 128, 3, 4), training, grid)},
+        metric=Metric("LanguageCrossEntropy", "nats per character", higher_is_better=False),
+        steps=1_500,
+        ladder=(0.5, 1.0),
+        kind="tokens",
+        judges_regularizers=False,
+    )
+
+
+def shakespeare_larger() -> Task:
+    """Return the task of `shakespeare` at ten times its scale: 6 times the weights, 2.5 times the steps."""
+    summary = "A GPT of 0.6 million weights on the characters of Tiny Shakespeare."
+    return _larger("shakespeare_larger", summary, load, {name: _GRID[name] for name in ("lr", "warmup", "initial_std")})
+
+
+def python_help() -> Task:
+    """Return the task on a text for which nothing was tuned but the learning rate."""
+    summary = "The GPT of 0.6 million weights on the characters of the help of Python; only the learning rate is tuned."
+    return _larger("python_help", summary, load_topics, {"lr": _GRID["lr"]})
