@@ -88,7 +88,7 @@ def train(folder: Path, max_duration: str = "3ep", seed: int = 1, group: str | N
         train_dataloader=data,
         eval_dataloader=data,
         max_duration=max_duration,
-        algorithms=[EMA(half_life="5ba"), LabelSmoothing()],
+        algorithms=options.pop("algorithms", None) or [EMA(half_life="5ba"), LabelSmoothing()],
         optimizers=torch.optim.SGD(model.parameters(), lr=0.1),
         loggers=[RunRecorder(folder, group=group)],
         run_name=options.pop("run_name", folder.name),

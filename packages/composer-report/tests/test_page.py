@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 
-from composer.report import Checkpoint, Run, Series, write_report
+from composer.report import Checkpoint, Run, Series, read_run, write_report
 from composer.report._page import render
 from composer.report.cli import main
 
@@ -146,6 +146,55 @@ def test_arrays_are_drawn(record: Any, tmp_path: Path) -> None:
     assert "1 metric more not drawn: big/1" in content
 
 
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_the_last_images_of_a_name_are_shown(record: Any, tmp_path: Path, channels_last: bool) -> None:
+    from PIL import Image
+
+    first, last = torch.rand(3, 4, 5), torch.rand(2, 3, 4, 5)
+    masks = torch.eye(4, 5, dtype=torch.bool)
+    run = record()
+    for images in ([first], last):
+        shown = [each.movedim(-3, -1) for each in images] if channels_last else images
+        run.logger.log_images(shown, name="wrong / guesses", channels_last=channels_last)
+    run.logger.log_images([masks] * 70, name="masks")
+    run.close()
+
+    (guesses, many) = read_run(tmp_path / "run").images
+    assert (guesses.name, guesses.num_images, many.num_images, len(many.files)) == ("wrong / guesses", 2, 70, 64)
+    for file, image in zip(guesses.files, last, strict=True):
+        assert np.array_equal(np.asarray(Image.open(file)), (image.movedim(0, -1) * 255).round().byte().numpy())
+    assert np.array_equal(np.asarray(Image.open(many.files[0])) > 0, masks.numpy())
+    page = write_report(tmp_path / "run", tmp_path / "report.html").read_text()
+    assert page.count("data:image/png;base64,") == 66
+    assert "masks (batch 0, the first 64 of 70)" in page
+
+
+def test_a_record_cannot_show_a_file_from_elsewhere(record: Any, tmp_path: Path) -> None:
+    run = record()
+    run.close()
+    (tmp_path / "secret.png").write_bytes(b"secret")
+    with run.recorder.path.open("a") as file:
+        named = {"name": "x", "step": 0, "files": ["../secret.png", str(tmp_path / "secret.png")], "num_images": 2}
+        file.write(json.dumps({"type": "images", "seconds": 0.0, **named}) + "\n")
+
+    assert read_run(tmp_path / "run").images[0].files == ()
+
+
+def test_two_orders_of_algorithms_are_told_apart(run_trainer: Any, tmp_path: Path) -> None:
+    from composer.algorithms.ema import EMA
+    from composer.algorithms.label_smoothing import LabelSmoothing
+
+    for name, algorithms in (("a", [LabelSmoothing()]), ("b", [LabelSmoothing(), EMA(half_life="2ba")])):
+        run_trainer(tmp_path / name, "1ep", algorithms=algorithms)
+    page = write_report([tmp_path / "a", tmp_path / "b"], tmp_path / "report.html").read_text()
+
+    table = page.partition("Order of the algorithms at each event")[2].partition("</table>")[0]
+    assert "EMA" in table
+    assert "not set" in table
+    assert "LabelSmoothing, EMA" in table
+    assert "before_loss" not in table  # LabelSmoothing is alone there in both
+
+
 def test_values_that_are_no_numbers_are_flagged(record: Any, tmp_path: Path) -> None:
     run = record()
     run.fit([1.0, math.nan, 0.5, math.inf, 0.25]).evaluate(math.nan).close()
@@ -263,6 +312,26 @@ def test_the_command_writes_the_page_and_prints_its_path(
     assert re.fullmatch(r"report\.html \(\d\.\d+ MB\): 4 runs", first)
     assert re.fullmatch(r"deep/er/page\.html \(\d\.\d+ MB\): 2 runs", second)
     assert (tmp_path / "deep/er/page.html").stat().st_size < 6e6
+
+
+def test_the_page_of_a_running_run_is_written_until_it_ends(
+    record: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, output, seen = record().fit([3.0, 2.0]), tmp_path / "report.html", list[str]()
+    run.recorder._sender.flush()
+
+    def sleep(seconds: int) -> None:
+        assert seconds == 7
+        seen.append(output.read_text())
+        if len(seen) == 2:
+            run.end().close()
+
+    monkeypatch.setattr("composer.report.cli.time.sleep", sleep)
+    main([str(tmp_path / "run"), "-o", str(output), "--watch", "7"])
+
+    assert all('http-equiv="refresh" content="7"' in page for page in seen)
+    assert len(seen) == 2
+    assert "refresh" not in output.read_text().partition("</title>")[0]
 
 
 def test_a_mistake_is_answered_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,8 +8,10 @@ import os
 import platform
 import re
 import secrets
+import struct
 import sys
 import time
+import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -24,11 +26,13 @@ import torch
 from composer.core import Plan, State
 from composer.loggers import format_log_data_value
 from composer.loggers.spi import (
+    ImageCopy,
     Logged,
     Sender,
     ServiceLogger,
     check_delivery_options,
     flatten_metrics,
+    list_images,
     read_arrays,
     report_failure,
 )
@@ -50,6 +54,9 @@ _MAX_SPANS = 128  # recorded for an algorithm at an event between two records
 _MAX_MODULES = 200  # replaced modules that are listed by name
 _OBJECT_ADDRESS = re.compile(r" object at 0x[0-9a-f]+| at 0x[0-9a-f]+")
 _MAX_TEXT = 4000
+_MAX_IMAGES = 64  # of a call of `log_images` that are recorded
+_NOT_IN_A_FILE_NAME = re.compile(r"[^\w.-]+")
+_PNG_COLORS = {1: 0, 3: 2, 4: 6}  # number of channels -> PNG's color type: gray, RGB, RGBA
 _SECRET = re.compile(
     r"(^|[^a-z])(api_?key|secrets?|secret_?key|password|passwd|passphrase|credentials?|private_?key"
     r"|(access|auth|api|bearer|hf|hub|wandb)_?token)$",
@@ -65,8 +72,8 @@ class RunRecorder(ServiceLogger):
     The file `run-rank0.jsonl` has one line of JSON for each record: metrics with step, epoch and seconds; arrays,
     such as confusion matrices; hyperparameters, evaluations, tables; hardware and versions (no environment variables,
     no names of hosts or users; hyperparameters with the name of a password or key are hidden); the engine's plan; when
-    each algorithm acted, as spans of batches; modules that were replaced; checkpoints; and how the run ended. Images,
-    and arrays of more than 2**20 elements, are left out.
+    each algorithm acted, as spans of batches; modules that were replaced; checkpoints; and how the run ended. The last
+    images of each name, without masks, are PNG files beside it. Arrays of more than 2**20 elements are left out.
 
     Training puts logged values into a queue, and a thread writes them: a step waits neither for the disk nor for the
     device.
@@ -169,6 +176,22 @@ class RunRecorder(ServiceLogger):
     ) -> None:
         kept = [[_plain(cell) for cell in row] for row in rows[:_MAX_ROWS]]
         self._put("table", name=name, step=step, columns=[str(c) for c in columns], rows=kept, num_rows=len(rows))
+
+    def log_images(
+        self,
+        images: np.ndarray | torch.Tensor | Sequence[np.ndarray | torch.Tensor],
+        name: str = "Images",
+        channels_last: bool = False,
+        step: int | None = None,
+        masks: Mapping[str, Any] | None = None,
+        mask_class_labels: dict[int, str] | None = None,
+        use_table: bool = False,
+    ) -> None:
+        arrays = list_images(images)
+        if self._sender is not None and self._file is not None:
+            seconds = round(time.time() - self._start_time, 3)
+            record = {"type": "images", "seconds": seconds, "name": name, "step": step}
+            self._sender.put_images(arrays, partial(self._file.write_images, record, channels_last=channels_last))
 
     # ---- start ----
 
@@ -529,6 +552,19 @@ class _RunFile:
                 line["texts"] = texts
         self._write(lines)
 
+    def write_images(self, record: dict[str, Any], copies: Sequence[ImageCopy], channels_last: bool) -> None:
+        """Write PNG files beside the file, in place of earlier ones of that name, and the record that lists them."""
+        path, name = Path(self._file.name), _NOT_IN_A_FILE_NAME.sub("-", record["name"])
+        folder = path.with_name(f"{path.stem}-images")
+        folder.mkdir(exist_ok=True)
+        images = [image for copy in copies for image in _split_images(copy(), channels_last)]
+        files = []
+        for index, image in enumerate(images[:_MAX_IMAGES]):
+            file = folder / f"{name}-{index}.png"
+            file.write_bytes(_png(image))
+            files.append(f"{folder.name}/{file.name}")
+        self.write({**record, "files": files, "num_images": len(images)})
+
     def _write(self, records: Sequence[dict[str, Any]]) -> None:
         text = "".join(json.dumps(record, allow_nan=False, separators=(",", ":")) + "\n" for record in records)
         self._file.write(text.encode("ascii"))
@@ -537,6 +573,35 @@ class _RunFile:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+def _split_images(array: np.ndarray, channels_last: bool) -> list[np.ndarray]:
+    """Return the images of an array that `list_images` has checked, each of shape (H, W, channels), uint8."""
+    if array.ndim == 2:
+        array = array[..., None] if channels_last else array[None]
+    batch = array if array.ndim == 4 else array[None]
+    if not channels_last:
+        batch = np.moveaxis(batch, 1, -1)
+    return list(batch if batch.dtype == np.uint8 else (batch * 255.0).round().astype(np.uint8))
+
+
+def _png(image: np.ndarray) -> bytes:
+    """Return an image as a PNG file.
+
+    Args:
+        image: Shape (H, W, channels), uint8. Of 2 channels, or more than 4, only the first is drawn.
+    """
+    channels = image.shape[-1] if image.shape[-1] in _PNG_COLORS else 1
+    rows = image[..., :channels].reshape(len(image), -1)
+    data = np.pad(rows, ((0, 0), (1, 0))).tobytes()  # each row begins with its filter: none
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        check = zlib.crc32(kind + content)
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", check)
+
+    header = struct.pack(">IIBBBBB", image.shape[1], image.shape[0], 8, _PNG_COLORS[channels], 0, 0, 0)
+    parts = chunk(b"IHDR", header), chunk(b"IDAT", zlib.compress(data)), chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
 
 
 def _plain(value: Any, key: str = "") -> Any:

@@ -109,7 +109,22 @@ def algorithms_comparison(groups: Sequence[Group]) -> Html | None:
             cells.append(actions(replace(matches[0], logged={})) if matches else el("span", "not used", class_="none"))
         rows.append(cells)
     of = " (in the first run of each)" if any(len(group.runs) > 1 for group in groups) else ""
-    return section("algorithms", f"What the algorithms did{of}", table(["algorithm", *group_names(groups)], rows))
+    return section(
+        "algorithms",
+        f"What the algorithms did{of}",
+        table(["algorithm", *group_names(groups)], rows),
+        el("h3", "Order of the algorithms at each event"),
+        _difference(groups, _order_by_event, "event"),
+    )
+
+
+def _order_by_event(run: Run) -> dict[str, Any]:
+    """Return the algorithms of the engine's plan in their order, by event."""
+    names: dict[str, list[str]] = {}
+    for entry in run.plan:
+        if entry.kind == "algorithm":
+            names.setdefault(entry.event, []).append(entry.name)
+    return dict(names)
 
 
 def _values(groups: Sequence[Group], of: Callable[[Run], dict[str, Any]]) -> dict[str, list[list[Any]]]:

@@ -8,7 +8,7 @@ import json
 import math
 from typing import Any
 
-_VOID = {"input", "meta", "br", "col"}
+_VOID = {"input", "meta", "br", "col", "img"}
 
 
 class Html(str):

@@ -201,6 +201,23 @@ class Table:
     num_rows: int
 
 
+@dataclass(frozen=True)
+class Images:
+    """Images that were logged together.
+
+    Attributes:
+        name: The name.
+        step: The batch.
+        files: PNG files.
+        num_images: Number of logged images, of which only the first are recorded if there are many.
+    """
+
+    name: str
+    step: int
+    files: tuple[Path, ...]
+    num_images: int
+
+
 @dataclass(frozen=True, eq=False)
 class Run:
     """A recorded run.
@@ -231,6 +248,7 @@ class Run:
         modules_added: Number of added modules, by class.
         checkpoints: In order.
         tables: The last one of each name.
+        images: The last ones of each name.
         resumes: In order.
         epoch_starts: `(epoch, batch)` of each epoch that began.
         epoch_batches: Number of batches in an epoch. None: unknown.
@@ -261,6 +279,7 @@ class Run:
     modules_added: dict[str, int] = field(default_factory=dict)
     checkpoints: list[Checkpoint] = field(default_factory=list)
     tables: list[Table] = field(default_factory=list)
+    images: list[Images] = field(default_factory=list)
     resumes: list[Resume] = field(default_factory=list)
     epoch_starts: list[tuple[int, int]] = field(default_factory=list)
     epoch_batches: int | None = None

@@ -40,13 +40,17 @@ _MOST_LINES = 500  # drawn in a chart
 
 
 def write_report(
-    folders: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], output: str | os.PathLike[str] = "report.html"
+    folders: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+    output: str | os.PathLike[str] = "report.html",
+    *,
+    refresh: int = 0,
 ) -> Path:
     """Write a page about a run, or one that compares several. The page needs no network.
 
     Args:
         folders: One or several folders of runs, or folders that contain them.
-        output: The file to write; missing folders are created.
+        output: The file to write, at once, so that a browser never reads half of it; missing folders are created.
+        refresh: Seconds after which a browser loads the page again; 0: never.
 
     Returns:
         The file.
@@ -71,14 +75,16 @@ def write_report(
     folders = [folders] if isinstance(folders, str | os.PathLike) else list(folders)
     if not folders:
         raise ValueError("`folders` must have at least one folder of a run, got none.")
-    page = render([read_run(folder) for folder in find_runs(folders)])
+    page = render([read_run(folder) for folder in find_runs(folders)], refresh)
     path = Path(output).expanduser()
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page, encoding="utf-8")
+    written = path.with_name(f".{path.name}.{os.getpid()}")
+    written.write_text(page, encoding="utf-8")
+    written.replace(path)
     return path
 
 
-def render(runs: Sequence[Run]) -> str:
+def render(runs: Sequence[Run], refresh: int = 0) -> str:
     """Return the page about one run or several."""
     groups = group_runs(runs)
     all_families = families({name for run in runs for name in run.metrics})
@@ -89,7 +95,8 @@ def render(runs: Sequence[Run]) -> str:
     sections = [part for part in parts if part is not None]
     title = runs[0].name if single_run else " / ".join(group.name for group in groups[:4])
     header = _header(single_run, groups, title)
-    return document(f"{title} - composer report", [header, _bar(sections, charts), el("main", sections)], charts)
+    body = [header, _bar(sections, charts), el("main", sections)]
+    return document(f"{title} - composer report", body, charts, refresh)
 
 
 def _header(run: Run | None, groups: Sequence[Group], title: str) -> Html:
@@ -149,6 +156,7 @@ def _single(run: Run, all_families: Sequence[Family], charts: Charts) -> list[Ht
         single.section("results", "Results", single.results_table(run, learning)),
         curves[0],
         single.arrays_section(run, charts),
+        single.images_section(run),
         single.algorithms_section(run, charts),
         *curves[1:],
         single.tables_section(run),
@@ -211,7 +219,7 @@ def _comparison(groups: Sequence[Group], all_families: Sequence[Family], charts:
     ]
 
 
-def document(title: str, body: Sequence[Html], charts: Charts) -> str:
+def document(title: str, body: Sequence[Html], charts: Charts, refresh: int = 0) -> str:
     """Return the page. Its policy allows its own scripts only, and no requests."""
     assets = files("composer.report") / "assets"
     template, style, code = ((assets / f"page.{kind}").read_text(encoding="utf-8") for kind in ("html", "css", "js"))
@@ -225,6 +233,7 @@ def document(title: str, body: Sequence[Html], charts: Charts) -> str:
     hashes = " ".join(f"'sha256-{digest}'" for digest in digests) or "'none'"
     return Template(template).substitute(
         title=text(title),
+        refresh=el("meta", http_equiv="refresh", content=refresh) if refresh else "",
         hashes=hashes,
         style=style,
         noscript=noscript,

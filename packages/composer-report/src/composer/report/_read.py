@@ -20,6 +20,7 @@ from composer.report._model import (
     AlgorithmActions,
     Checkpoint,
     Evaluation,
+    Images,
     ModuleChange,
     PlanEntry,
     Resume,
@@ -378,6 +379,7 @@ class _Reader:
             modules_added={k: v for record in self.all("modules")[:1] for k, v in record["added"].items()},
             checkpoints=self._checkpoints(),
             tables=list({table.name: table for table in map(_table, self.all("table"))}.values()),
+            images=list({each.name: each for each in map(self._images, self.all("images"))}.values()),
             resumes=self._resumes(),
             epoch_starts=sorted({(r["epoch"], r["batch"]) for r in self.all("epoch") if not r["batch_in_epoch"]}),
             epoch_batches=fit.get("epoch_batches"),
@@ -427,6 +429,12 @@ class _Reader:
             )
             for name in dict.fromkeys([*named, *actions])
         ]
+
+    def _images(self, record: dict[str, Any]) -> Images:
+        folder, files = self.folder.resolve(), [self.folder / name for name in record["files"]]
+        # No file outside of the folder is shown, whatever the record says.
+        inside = tuple(file for file in files if file.resolve().is_relative_to(folder))
+        return Images(record["name"], record["step"] or 0, inside, record["num_images"])
 
     def _checkpoints(self) -> list[Checkpoint]:
         kept = {path for record in self.all("end")[-1:] for path in record["kept_checkpoints"]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import html
 import math
 from collections.abc import Iterable, Sequence
@@ -108,6 +109,19 @@ def arrays_section(run: Run, charts: Charts) -> Html | None:
             data["values"]["shape"] = f"{len(array)}, {array.size // len(array)}"
         figures.append(charts.place(data, Chart(name.removeprefix("metrics/"), "", ())))
     return section("arrays", "Arrays", el("div", figures, class_="grid") if figures else None, left_out(left))
+
+
+def images_section(run: Run) -> Html | None:
+    """Return the last images of each name."""
+    parts = []
+    for each in run.images:
+        files = [file for file in each.files if file.is_file()]
+        urls = [f"data:image/png;base64,{base64.b64encode(file.read_bytes()).decode('ascii')}" for file in files]
+        drawn = [el("img", src=url, alt=f"{each.name} {index}") for index, url in enumerate(urls)]
+        more = f", the first {len(files)} of {each.num_images:,}" if each.num_images > len(files) else ""
+        parts.append(el("h3", f"{each.name} (batch {each.step:,}{more})"))
+        parts.append(el("div", drawn, class_="images"))
+    return section("images", "Images", parts)
 
 
 def left_out(left: Sequence[str]) -> Html | None:
