@@ -419,29 +419,18 @@ def lock(session: nox.Session) -> None:
 @nox.session
 def release(session: nox.Session) -> None:
     """Release a package: `nox -s release -- composer-mixup 0.2.0`. Tests it first; commits and tags, pushes nothing."""
-    names = [argument for argument in session.posargs if argument != "--check"]
-    if len(names) != 2:
-        session.error("name the package and the version: nox -s release -- composer-mixup 0.2.0")
-    package = names[0]
-    if package not in NAMES:
-        session.error(f"there is no package {package!r} in packages/")
     session.install("--quiet", "--constraint", PINNED, *TOOL_TOOLS)
-    session.run("python", "-m", "tools.release", "--check", *names)
-    if "--check" in session.posargs:
+    if {"--check", "--resume", "--abort", "--missing", "--help"}.intersection(session.posargs):
+        session.run("python", "-m", "tools.release", *session.posargs)
         return
+    session.run("python", "-m", "tools.release", "--check", *session.posargs)
+    package = next(argument for argument in session.posargs if not argument.startswith("-"))
     gates = [f"tests({package})", f"oldest({package})", *(["regress"] if package in HUBS else [])]
     session.run(sys.executable, "-m", "nox", "--session", *gates, external=True)
     session.run(sys.executable, "-m", "nox", "--session", "wheels", "--", package, external=True)
-    session.run("python", "-m", "tools.release", *names)
+    session.run("python", "-m", "tools.release", *session.posargs)
     # Anew: before, the version was the former one.
     session.run(sys.executable, "-m", "nox", "--session", "wheels", "--", package, external=True)
-
-
-@nox.session(name="release-all")
-def release_all(session: nox.Session) -> None:
-    """Release all packages that have no release yet, in order: `-- --limit 20` at a time. Pushes nothing."""
-    session.install("--quiet", "--constraint", PINNED, *TOOL_TOOLS)
-    session.run("python", "-m", "tools.release_all", *session.posargs)
 
 
 @nox.session

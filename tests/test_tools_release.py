@@ -5,12 +5,22 @@ from __future__ import annotations
 import importlib.util
 import os
 import py_compile
+import random
 import re
+import shutil
+import signal
 import subprocess
 import sys
+import time
+import zipfile
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
+import yaml
 
 from tools import (
     changes,
@@ -20,9 +30,47 @@ from tools import (
     release,
     wheelhouse,
 )
-from tools.release_all import release_all
 from tools.tiny_tree import Tree, run_tool
-from tools.workspace import ROOT, find_uv
+from tools.workspace import ROOT, Workspace, find_uv
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of a package index, which lists what lies in its subfolders."""
+    store = tmp_path / "index"
+    store.mkdir()
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=store)) as server:
+        Thread(target=server.serve_forever).start()
+        monkeypatch.setenv("UV_DEFAULT_INDEX", f"http://127.0.0.1:{server.server_port}")
+        yield store
+        server.shutdown()
+
+
+def publish(index: Path, tag: str) -> None:
+    """Put the distributions of a tag into an index, with as much in them as a resolver reads."""
+    name, _, version = tag.rpartition("-v")
+    stem = f"{name.replace('-', '_')}-{version}"
+    (index / name).mkdir(exist_ok=True)
+    (index / name / f"{stem}.tar.gz").touch()
+    with zipfile.ZipFile(index / name / f"{stem}-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(f"{stem}.dist-info/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+
+
+def add_origin(tree: Tree) -> Path:
+    """Give a repository a remote that its branch follows; return its folder."""
+    origin = tree.root.parent / "origin"
+    tree.git("clone", "--quiet", "--bare", str(tree.root), str(origin))
+    tree.git("remote", "add", "origin", str(origin))
+    tree.git("fetch", "--quiet", "origin")
+    tree.git("branch", "--quiet", "--set-upstream-to", "origin/main")
+    return origin
+
+
+def step_of(workflow: str, job: str, start: str) -> str:
+    """Return the commands of the step of a workflow that contain a text."""
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / workflow).read_text(encoding="utf-8"))["jobs"]
+    (commands,) = (step["run"] for step in jobs[job]["steps"] if start in step.get("run", ""))
+    return str(commands)
 
 
 class TestChanges:
@@ -102,13 +150,21 @@ class TestChanges:
 
 
 class TestRelease:
+    @pytest.fixture(autouse=True)
+    def use_index(self, index: Path) -> None:
+        self.index = index
+
+    def publish(self, tree: Tree, name: str, version: str = "0.1.0") -> None:
+        """Release a package, and publish it."""
+        publish(self.index, release.release(tree.workspace, tree.workspace[name], version))
+
     def released(self, tree: Tree) -> Path:
-        """A tree whose `composer-core` and `composer-one` 0.1.0 are released."""
+        """A tree whose `composer-core` and `composer-one` 0.1.0 are published."""
         tree.add_core()
         path = tree.add_algorithm("one")
         tree.commit()
         for name in ("composer-core", "composer-one"):
-            release.release(tree.workspace, tree.workspace[name], "0.1.0")
+            self.publish(tree, name)
         return path
 
     def test_a_first_release_dates_its_section(self, tree: Tree) -> None:
@@ -150,15 +206,15 @@ class TestRelease:
     def test_new_packages_are_news_for_the_packages_that_are_built_from_all(self, tree: Tree, name: str) -> None:
         tree.add_built_from_all()
         tree.commit()
-        release.release(tree.workspace, tree.workspace["composer-core"], "0.1.0")
+        self.publish(tree, "composer-core")
         if name != "composer-core":
-            release.release(tree.workspace, tree.workspace[name], "0.1.0")
+            self.publish(tree, name)
         with pytest.raises(release.ReleaseError, match=r"needs at least one change, got no fragment"):
             release.check(tree.workspace, tree.workspace[name], "0.2.0")
         tree.add_algorithm("one")
         tree.commit()
         if name != "composer-core":
-            release.release(tree.workspace, tree.workspace["composer-one"], "0.1.0")
+            self.publish(tree, "composer-one")
 
         release.release(tree.workspace, tree.workspace[name], "0.2.0")
 
@@ -190,23 +246,68 @@ class TestRelease:
         with pytest.raises(release.ReleaseError, match=message):
             release.check(tree.workspace, tree.workspace["composer-one"], version)
 
-    def test_a_breaking_change_needs_more_than_a_patch(self, tree: Tree) -> None:
+    def test_a_breaking_change_raises_the_minor_number_and_after_1_the_major_one(self, tree: Tree) -> None:
         path = self.released(tree)
         tree.write({"changes/9.breaking.md": "`One` is gone."}, path)
         tree.commit()
-
-        with pytest.raises(release.ReleaseError, match=r"must raise more than the patch number, got 0.1.1"):
+        with pytest.raises(release.ReleaseError, match=r"must raise the minor number of 0.1.0, got 0.1.1"):
             release.check(tree.workspace, tree.workspace["composer-one"], "0.1.1")
+        for version in ("0.2.0rc1", "0.2.0rc2", "1.0.0"):
+            self.publish(tree, "composer-one", version)
+            tree.write({"changes/10.breaking.md": "`Two` is gone."}, path)
+            tree.commit()
+
+        with pytest.raises(release.ReleaseError, match=r"must raise the major number of 1.0.0, got 1.1.0"):
+            release.check(tree.workspace, tree.workspace["composer-one"], "1.1.0")
+        release.check(tree.workspace, tree.workspace["composer-one"], "2.0.0rc1")
+
+    def test_a_breaking_change_does_not_reach_released_packages(self, tree: Tree) -> None:
+        path = self.released(tree)
+        tree.write({"packages/composer-core/changes/9.breaking.md": "`ONE` is gone."})
+        tree.commit()
+        with pytest.raises(
+            release.ReleaseError, match=r"but 0.2.0 is allowed by composer-one 0.1.0 \(.*\). .* or release 1.0.0"
+        ):
+            release.check(tree.workspace, tree.workspace["composer-core"], "0.2.0")
+
+        text = (path / "pyproject.toml").read_text(encoding="utf-8").replace(">=0.1,<1", ">=1,<2")
+        tree.write({"pyproject.toml": text, "changes/9.fixed.md": "It needs composer-core 1."}, path)
+        tree.commit()
+        self.publish(tree, "composer-core", "1.0.0")
+        self.publish(tree, "composer-one", "0.1.1")
 
     def test_a_package_waits_for_the_releases_that_it_needs(self, tree: Tree) -> None:
         tree.add_core()
         tree.add_algorithm("one", dependencies=("composer-core>=0.2,<1",))
         tree.commit()
-        with pytest.raises(release.ReleaseError, match=r"needs `composer-core<1,>=0.2`, but it has no release"):
+        with pytest.raises(
+            release.ReleaseError, match=r"needs `composer-core<1,>=0.2`, but the index does not have it"
+        ):
             release.check(tree.workspace, tree.workspace["composer-one"], "0.1.0")
-        release.release(tree.workspace, tree.workspace["composer-core"], "0.1.0")
-        with pytest.raises(release.ReleaseError, match=r"its last release is 0.1.0. Release composer-core first"):
+        self.publish(tree, "composer-core")
+        tree.write({"packages/composer-core/changes/7.added.md": "More."})
+        tree.commit()
+        tag = release.release(tree.workspace, tree.workspace["composer-core"], "0.2.0")
+        with pytest.raises(
+            release.ReleaseError, match=r"its last version in the index is 0.1.0. Publish composer-core first"
+        ):
             release.check(tree.workspace, tree.workspace["composer-one"], "0.1.0")
+        publish(self.index, tag)
+        release.check(tree.workspace, tree.workspace["composer-one"], "0.1.0")
+
+    def test_a_publication_is_whole_or_none(self, tree: Tree) -> None:
+        self.released(tree)
+        assert tree.workspace.published("composer-core") == tree.workspace.releases("composer-core")
+        (self.index / "composer-core" / "composer_core-0.1.0.tar.gz").unlink()
+
+        assert tree.workspace.published("composer-core") == []
+        assert tree.workspace.published("composer-unknown") == []
+        with pytest.raises(RuntimeError, match=r"must list what is published, but cannot be reached"):
+            Workspace(tree.root, "http://127.0.0.1:9").published("composer-core")
+        with pytest.raises(
+            release.ReleaseError, match=r"0.1.0 is tagged, but the index does not have it. Push the tag"
+        ):
+            release.check(tree.workspace, tree.workspace["composer-core"], "0.1.0")
 
     def test_a_version_that_dependants_do_not_allow_is_refused(self, tree: Tree) -> None:
         self.released(tree)
@@ -217,7 +318,6 @@ class TestRelease:
             release.ReleaseError, match=r"composer-core 1.0.0 is not allowed .*: composer-one \(composer-core<1,>=0.1\)"
         ):
             release.check(tree.workspace, tree.workspace["composer-core"], "1.0.0")
-        release.check(tree.workspace, tree.workspace["composer-core"], "0.2.0")
 
     def test_extras_have_bounds_that_releases_meet(self, tree: Tree) -> None:
         path = self.released(tree)
@@ -229,9 +329,9 @@ class TestRelease:
         tree.commit()
 
         assert other.is_dir()
-        with pytest.raises(release.ReleaseError, match=r"needs `composer-two<1,>=0.1`, but it has no release"):
+        with pytest.raises(release.ReleaseError, match=r"needs `composer-two<1,>=0.1`, but the index does not have it"):
             release.check(tree.workspace, tree.workspace["composer-one"], "0.2.0")
-        release.release(tree.workspace, tree.workspace["composer-two"], "0.1.0")
+        self.publish(tree, "composer-two")
         release.check(tree.workspace, tree.workspace["composer-one"], "0.2.0")
         tree.write({"packages/composer-two/changes/9.breaking.md": "`TWO` is gone."})
         tree.commit()
@@ -240,12 +340,9 @@ class TestRelease:
         names = tree.workspace.in_order()
         assert names.index("composer-two") < names.index("composer-one")
 
-    def test_a_release_is_made_from_main_as_it_is_published(self, tree: Tree, tmp_path: Path) -> None:
+    def test_a_release_is_made_from_main_as_it_is_published(self, tree: Tree) -> None:
         path = self.released(tree)
-        tree.git("clone", "--quiet", "--bare", str(tree.root), str(tmp_path / "origin"))
-        tree.git("remote", "add", "origin", str(tmp_path / "origin"))
-        tree.git("fetch", "--quiet", "origin")
-        tree.git("branch", "--quiet", "--set-upstream-to", "origin/main")
+        add_origin(tree)
         tree.write({"changes/7.added.md": "More."}, path)
         tree.commit()
         release.check(tree.workspace, tree.workspace["composer-one"], "0.2.0")
@@ -256,6 +353,36 @@ class TestRelease:
         tree.git("switch", "--quiet", "--create", "feature")
         with pytest.raises(release.ReleaseError, match=r"made from the branch `main`, got `feature`"):
             release.check(tree.workspace, tree.workspace["composer-one"], "0.2.0")
+
+    def test_a_tag_that_was_moved_is_named(self, tree: Tree) -> None:
+        path = self.released(tree)
+        origin = add_origin(tree)
+        tree.write({"changes/7.added.md": "More."}, path)
+        tree.commit()
+        for tag in ("composer-core-v0.1.0", "unrelated"):
+            subprocess.run(["git", "tag", "--force", tag, "main"], cwd=origin, check=True, capture_output=True)
+
+        with pytest.raises(
+            release.ReleaseError,
+            match=r"composer-core-v0.1.0 of `origin` and of this clone differ.*git tag --delete composer-core-v0.1.0",
+        ):
+            release.check(tree.workspace, tree.workspace["composer-one"], "0.2.0")
+        tree.git("tag", "--delete", "composer-core-v0.1.0")
+        release.check(tree.workspace, tree.workspace["composer-one"], "0.2.0")
+
+    @pytest.mark.parametrize("version", ["0.20.0", "0.1.2", "0.3.0rc1", "1.1.0"])
+    def test_a_version_that_skips_others_must_be_meant(self, tree: Tree, version: str) -> None:
+        path = self.released(tree)
+        tree.write({"changes/7.added.md": "More."}, path)
+        tree.commit()
+        for usual in ("0.1.1", "0.2.0", "0.2.0rc1", "0.1.0.post1"):
+            release.check(tree.workspace, tree.workspace["composer-one"], usual)
+
+        with pytest.raises(
+            release.ReleaseError, match=r"0.1.0 is followed by one of 0.1.1, 0.2.0, 1.0.0, got .* add `--yes`"
+        ):
+            release.check(tree.workspace, tree.workspace["composer-one"], version)
+        release.check(tree.workspace, tree.workspace["composer-one"], version, yes=True)
 
     def test_a_release_that_fails_leaves_everything_as_it_was(self, tree: Tree) -> None:
         path = self.released(tree)
@@ -310,7 +437,7 @@ class TestRelease:
         tree.write({"changes/7.added.md": "More."}, path)
         tree.commit()
         for version in ("0.2.0rc1", "0.2.0"):
-            release.release(tree.workspace, tree.workspace["composer-one"], version)
+            self.publish(tree, "composer-one", version)
 
         text = (path / "CHANGELOG.md").read_text()
         assert re.search(r"## 0\.2\.0 \(.*\)\n\n### Added\n\n- The same as 0\.2\.0rc1\.\n\n## 0\.2\.0rc1 ", text), text
@@ -321,7 +448,7 @@ class TestRelease:
         tree.add_core()
         path = tree.add_algorithm("one")
         tree.commit()
-        release.release(tree.workspace, tree.workspace["composer-core"], "0.1.0")
+        self.publish(tree, "composer-core")
         tree.write({"changes/7.added.md": "More."}, path)
         tree.commit()
 
@@ -370,46 +497,211 @@ class TestRelease:
         path = tree.add_algorithm("one")
         tree.write({"changes/7.added.md": "More."}, path)
         tree.commit()
-        release.release(tree.workspace, tree.workspace["composer-core"], "0.1.0")
+        self.publish(tree, "composer-core")
 
         with pytest.raises(release.ReleaseError, match=r"already describes 0.1.0, got fragments .*7.added.md"):
             release.check(tree.workspace, tree.workspace["composer-one"], "0.1.0")
 
 
+def state(root: Path) -> object:
+    """Return all that a release can change in a repository, and what it may leave beside that."""
+    files = {path.relative_to(root): path.read_bytes() for path in root.glob("packages/**/*") if path.is_file()}
+    commands = (["show-ref", "--head"], ["status", "--porcelain", "--ignored"])
+    return files, [subprocess.check_output(["git", *command], cwd=root, text=True) for command in commands]
+
+
+@pytest.mark.parametrize("version", ["0.1.0", "0.2.0"], ids=["handwritten section", "fragments"])
+def test_a_release_that_was_killed_is_finished_or_undone(
+    tree: Tree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    for role in ("AUTHOR", "COMMITTER"):  # With a fixed time, the same release is the same commit.
+        monkeypatch.setenv(f"GIT_{role}_DATE", "2026-01-01T00:00:00Z")
+    path = tree.add_core()
+    tree.commit()
+    if version != "0.1.0":
+        release.release(tree.workspace, tree.workspace["composer-core"], "0.1.0")
+        tree.write({"changes/7.added.md": "More."}, path)
+        tree.commit()
+
+    def copy(source: Path, name: str) -> Workspace:
+        return Workspace(shutil.copytree(source, tmp_path / name))
+
+    whole = copy(tree.root, "whole")
+    began = time.monotonic()
+    release.release(whole, whole["composer-core"], version)
+    duration = time.monotonic() - began
+    before, after = state(tree.root), state(whole.root)
+    moments = random.Random(version)
+    interrupted = 0
+    for number in range(15):
+        killed = copy(tree.root, f"killed {number}")
+        child = os.fork()
+        if child == 0:
+            try:
+                os.setpgid(0, 0)
+                release.release(killed, killed["composer-core"], version)
+            finally:
+                os._exit(0)
+        os.setpgid(child, child)  # Here and in the child, as either may come first.
+        time.sleep(moments.uniform(duration / 3, duration))  # Before that, it only checks.
+        os.killpg(child, signal.SIGKILL)  # This kills its git and towncrier, too.
+        os.waitpid(child, 0)
+        other = copy(killed.root, f"other {number}")
+        if not (killed.root / ".git" / "composer-release").is_file():
+            assert state(killed.root) in (before, after)
+            continue
+        interrupted += 1
+        release.abort(killed)
+        assert state(killed.root) == before
+        with pytest.raises(release.ReleaseError, match=f"the release of composer-core {version} was interrupted"):
+            release.check(other, other["composer-core"], version)
+        assert release.resume(other) == f"composer-core-v{version}"
+        assert state(other.root) == after
+    assert interrupted
+
+
+def test_a_release_that_was_interrupted_is_left_where_there_are_later_commits(tree: Tree) -> None:
+    tree.add_core()
+    tree.commit()
+    with pytest.raises(release.ReleaseError, match=r"there is no release that was interrupted"):
+        release.resume(tree.workspace)
+    (tree.root / ".git" / "composer-release").write_text(f"composer-core 0.1.0 {tree.git('rev-parse', 'HEAD')}")
+    tree.write({"packages/composer-core/other.txt": "Work of somebody.", "notes.txt": "Work of somebody."})
+    tree.git("add", "--all")
+    tree.git("commit", "--quiet", "--message", "work")
+    with pytest.raises(release.ReleaseError, match=r"differs from that by \['work'\]. .* move later commits"):
+        release.abort(tree.workspace)
+    tree.git("switch", "--quiet", "--create", "later")
+    tree.git("branch", "--quiet", "--force", "main", "HEAD^")
+    with pytest.raises(release.ReleaseError, match=r"began on `main` at .*, got `later`"):
+        release.abort(tree.workspace)
+    tree.git("switch", "--quiet", "main")
+    left = {"changes/+final.added.md": "", "pyproject.tmp": ""}
+    tree.write(left, tree.workspace["composer-core"].path)
+    tree.write({"notes.txt": "Other work.", ".git/index.lock": "", ".git/refs/tags/composer-core-v0.1.0.lock": ""})
+
+    run = run_tool("release", "--abort", cwd=tree.root)
+
+    assert (run.returncode, run.stdout) == (0, "undone: composer-core 0.1.0\n"), run.stderr
+    assert (tree.root / "notes.txt").read_text() == "Other work."
+    assert tree.git("status", "--porcelain") == "?? notes.txt\n"
+
+
+HOST = """\
+#!/bin/bash
+# It answers as the command line of the host does, and runs the workflow `release`, which may fail to publish.
+case "$1 $2 $4" in
+"auth setup-git ") ;;
+"run list ci.yml") cat ../tested ;;
+"run list release.yml") grep --line-number --line-regexp "$6" ../runs | tail -n 1 | cut -d : -f 1 ;;
+"workflow run "*) echo "$5" >> ../runs ;;
+"run watch "*)
+    echo "$3" >> ../watched
+    tag=$(sed --quiet "$3p" ../runs) name=${tag%-v*}
+    [ "$tag" != "$FAILING" ] || exit 1
+    stem=../index/$name/${name//-/_}-${tag##*-v}
+    mkdir -p "../index/$name"
+    touch "$stem.tar.gz" "$stem-py3-none-any.whl" ;;
+*) exit 2 ;;
+esac
+"""
+
+
 class TestReleaseAll:
-    def test_packages_follow_what_they_need_some_at_a_time(self, tree: Tree) -> None:
+    """The commands of the workflow, with a stub of its host and an index on this machine."""
+
+    order = ("composer-core-v0.1.0", "composer-one-v0.1.0", "composer-above-v0.1.0")
+
+    @pytest.fixture(autouse=True)
+    def use_host(self, tree: Tree, index: Path) -> None:
         tree.add_core()
         tree.add_algorithm("one")
         tree.add_algorithm("above", dependencies=("composer-one>=0.1,<1",))
         tree.commit()
+        self.folder = tree.root.parent
+        self.origin = add_origin(tree)
+        for name, text in {"gh": HOST, "sleep": "#!/bin/sh\n"}.items():
+            tree.write({name: text}, self.folder / "bin")
+            (self.folder / "bin" / name).chmod(0o755)
+        tree.write({"tested": tree.git("rev-parse", "HEAD"), "runs": ""}, self.folder)
 
-        assert release_all(tree.workspace, 1) == ["composer-core-v0.1.0"]
-        assert release_all(tree.workspace, 5) == ["composer-one-v0.1.0", "composer-above-v0.1.0"]
-        assert release_all(tree.workspace, 5) == []
-        assert tree.git("status", "--porcelain") == ""
+    def run(self, tree: Tree, limit: int = 5, failing: str = "") -> subprocess.CompletedProcess[str]:
+        path = os.pathsep.join((str(self.folder / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]))
+        return subprocess.run(
+            ["bash", "-e", "-c", step_of("release-all.yml", "tag", "--missing")],
+            env={**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "LIMIT": str(limit), "FAILING": failing},
+            cwd=tree.root, check=False, capture_output=True, text=True,
+        )  # fmt: skip
 
-    def test_a_package_that_cannot_be_released_ends_it_and_the_next_call_goes_on(self, tree: Tree) -> None:
-        tree.add_core()
-        path = tree.add_algorithm("one", version="0.1")
+    def tagged(self) -> set[str]:
+        return set(subprocess.check_output(["git", "tag"], cwd=self.origin, text=True).split())
+
+    def published(self, tree: Tree) -> list[str]:
+        return [tag for tag in self.order if tree.workspace.published(tag.rpartition("-v")[0])]
+
+    @pytest.mark.parametrize("place", range(3))
+    def test_a_publication_that_fails_stops_those_behind_it_and_comes_first_again(self, tree: Tree, place: int) -> None:
+        failing = self.order[place]
+        for _ in range(2):
+            assert self.run(tree, failing=failing).returncode == 1
+            assert self.published(tree) == list(self.order[:place])
+            assert self.tagged() == set(self.order[: place + 1])
+
+        run = self.run(tree)
+
+        assert (run.returncode, run.stdout.splitlines()[-2:]) == (0, ["The index lacks:", ""]), run.stderr
+        assert self.published(tree) == list(self.order)
+        runs = (self.folder / "runs").read_text().split()
+        assert runs == [*self.order[:place], failing, failing, *self.order[place:]]
+        assert (self.folder / "watched").read_text().split() == [str(number) for number in range(1, len(runs) + 1)]
+
+    def test_some_at_a_time(self, tree: Tree) -> None:
+        for number in (1, 2):
+            run = self.run(tree, limit=1)
+            assert (run.returncode, self.published(tree)) == (0, list(self.order[:number])), run.stderr
+
+        assert run.stdout.endswith("The index lacks:\ncomposer-above 0.1.0\n")
+        assert tree.git("rev-parse", "main") == tree.git("rev-parse", "origin/main")
+
+    @pytest.mark.parametrize("tested", ["HEAD^", ""])
+    def test_main_must_have_passed_ci(self, tree: Tree, tested: str) -> None:
+        tree.write({"packages/composer-one/src/composer/algorithms/one/more.py": ""})
         tree.commit()
-        with pytest.raises(release.ReleaseError, match=r"composer-one: .* Released before it: composer-core-v0.1.0"):
-            release_all(tree.workspace, 5)
-        text = (path / "pyproject.toml").read_text().replace('version = "0.1"', 'version = "0.1.0"')
-        news = (path / "CHANGELOG.md").read_text().replace("## 0.1 ", "## 0.1.0 ")
-        tree.write({"pyproject.toml": text, "CHANGELOG.md": news}, path)
-        tree.commit()
+        tree.write({"tested": tested and tree.git("rev-parse", tested)}, self.folder)
 
-        assert release_all(tree.workspace, 5) == ["composer-one-v0.1.0"]
+        run = self.run(tree)
 
-    def test_the_command_says_what_is_left(self, tree: Tree) -> None:
-        tree.add_core()
-        tree.add_algorithm("one")
-        tree.commit()
+        assert (run.returncode, self.tagged()) == (1, set())
+        assert "main must have passed CI" in run.stdout
 
-        run = run_tool("release_all", "--limit", "1", cwd=tree.root)
 
-        assert (run.returncode, run.stdout, run.stderr) == (0, "composer-core-v0.1.0\n", "left: composer-one\n")
-        assert run_tool("release_all", "--limit", "0", cwd=tree.root).stderr == "`--limit` must be at least 1, got 0.\n"
+def test_a_tag_is_tested_before_it_is_published() -> None:
+    text = (ROOT / ".github" / "workflows" / "release.yml").read_text(encoding="utf-8")
+    needs = {name: job.get("needs") for name, job in yaml.safe_load(text)["jobs"].items()}
+
+    assert needs == {"test": None, "build": None, "attest": ["test", "build"], "publish": ["build", "attest"]}
+    assert 'nox --session "tests(${TAG%-v*})" "oldest(${TAG%-v*})"' in step_of("release.yml", "test", "nox --session")
+    assert 'nox --session wheels sbom -- "${TAG%-v*}"' in step_of("release.yml", "build", "nox --session")
+
+
+def test_a_tag_is_refused_whose_dependencies_the_index_lacks(tree: Tree, index: Path) -> None:
+    tree.add_core()
+    tree.add_algorithm("one", dependencies=("composer-core>=0.2,<1",))
+    publish(index, "composer-core-v0.1.0")
+    path = os.pathsep.join((str(Path(find_uv()).parent), os.environ["PATH"]))
+
+    def resolve() -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["bash", "-e", "-c", step_of("release.yml", "test", "uv pip compile")],
+            env={**os.environ, "PATH": path, "TAG": "composer-one-v0.1.0", "UV_NO_CONFIG": "1"},
+            cwd=tree.root, check=False, capture_output=True, text=True,
+        )  # fmt: skip
+
+    refused = resolve()
+    assert refused.returncode != 0
+    assert "composer-core>=0.2" in refused.stderr
+    publish(index, "composer-core-v0.2.0")
+    assert resolve().returncode == 0, resolve().stderr
 
 
 class TestNewPackage:

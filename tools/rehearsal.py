@@ -18,8 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tools import wheelhouse
-from tools.release import release
-from tools.release_all import release_all
+from tools.release import missing, release
 from tools.workspace import ROOT, Workspace, find_uv
 
 UPGRADED, VERSION = "composer-mixup", "0.2.0"
@@ -45,8 +44,11 @@ def rehearse(folder: Path, packages: Sequence[str]) -> tuple[list[str], list[str
     store = folder / "index"
     store.mkdir()
     with _index(store) as url:
-        for tag in release_all(Workspace(clone), limit=len(needed)):
-            _publish(clone, tag, folder / "dist", url)
+        fresh = Workspace(clone, f"{url}/simple")
+        while lacking := missing(fresh):
+            name, version = lacking[0].split()
+            _publish(clone, release(fresh, fresh[name], version), folder / "dist", url)
+            fresh = Workspace(clone, fresh.index)
         python = _environment(folder / "environment")
         _install(python, url, packages)
         before = _versions(python)
@@ -54,7 +56,6 @@ def rehearse(folder: Path, packages: Sequence[str]) -> tuple[list[str], list[str
         fragment.write_text("A rehearsed change.\n", encoding="utf-8")
         _run("git", "-C", str(clone), "add", "--all")
         _run("git", "-C", str(clone), "commit", "--quiet", "--message", "A change")
-        fresh = Workspace(clone)
         _publish(clone, release(fresh, fresh[UPGRADED], VERSION), folder / "dist", url)
         _install(python, url, ["--upgrade-package", UPGRADED, UPGRADED])
         _run(str(python), "-c", "import composer.core; from composer.algorithms import MixUp; MixUp()")
@@ -66,7 +67,8 @@ def _index(store: Path) -> Iterator[str]:
     """Serve a folder as a package index; yield its address."""
     port = _free_port()
     command = [sys.executable, "-m", "pypiserver", "run", "--port", str(port), "--interface", "127.0.0.1"]
-    command += ["--authenticate", ".", "--passwords", ".", str(store)]  # anybody may upload
+    # Anybody may upload, and what this index lacks is not looked for in another one.
+    command += ["--authenticate", ".", "--passwords", ".", "--disable-fallback", str(store)]
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     url = f"http://127.0.0.1:{port}"
     try:

@@ -1,6 +1,8 @@
 """Release one package: version, changelog, commit and tag. Pushing the tag publishes it (see .github/workflows).
 
-python -m tools.release [--check] composer-mixup 0.2.0
+python -m tools.release [--check] [--yes] composer-mixup 0.2.0
+python -m tools.release --resume    # finish a release that was killed; `--abort` undoes it
+python -m tools.release --missing   # what the index lacks, in order: tags that were not published, and new packages
 """
 
 from __future__ import annotations
@@ -21,25 +23,46 @@ from tools.derived import BUILT_FROM_ALL
 from tools.workspace import Package, Workspace
 
 BRANCH = "main"
+_BEGUN = "composer-release"  # This file in the folder of git exists while a release is made.
 
 
 class ReleaseError(RuntimeError):
     """Error of a release that cannot be made."""
 
 
-def check(workspace: Workspace, package: Package, version: str) -> None:
+def check(workspace: Workspace, package: Package, version: str, *, yes: bool = False) -> None:
     """Check that a version of a package can be released; nothing is changed.
 
+    Args:
+        workspace: The packages.
+        package: One of them.
+        version: Its next version.
+        yes: Allow a version that skips others, such as 0.20.0 after 0.1.0.
+
     Raises:
-        ReleaseError: The tree is dirty, behind or of another branch, git does not know who commits, the version is not
-            a later one in its usual form, there is no change to release or a fragment is misnamed, a dependency has no
-            release that would do, or packages that depend on this one do not allow the version.
+        ReleaseError: Another release was interrupted, the tree is dirty, behind or of another branch, git does not know
+            who commits, a tag was moved, the version is not a later one in its usual form or skips others, there is no
+            change to release or a fragment is misnamed, the index has no release of a dependency that would do,
+            packages that depend on this one do not allow the version, or released ones allow a breaking one.
+        RuntimeError: The index does not answer.
     """
     _check_tree(workspace)
     new_version = _canonical(version)
     released = workspace.releases(package.name)
+    if released and new_version == released[-1] and new_version not in workspace.published(package.name):
+        raise ReleaseError(
+            f"{version} is tagged, but the index does not have it. Push the tag, or start the workflow `release` on it "
+            f"again."
+        )
     if released and new_version <= released[-1]:
         raise ReleaseError(f"the version must be later than the released {released[-1]}, got {version}.")
+    last = next((each for each in reversed(released) if not each.is_prerelease), None)
+    if last is not None and not yes:
+        major, minor, patch = last.release
+        following = [(major, minor, patch + 1), (major, minor + 1, 0), (major + 1, 0, 0)]
+        if new_version.release not in (*following, released[-1].release):
+            usual = ", ".join(".".join(map(str, numbers)) for numbers in following)
+            raise ReleaseError(f"{last} is followed by one of {usual}, got {version}. If it is meant, add `--yes`.")
     _check_bounds(workspace, package, new_version)
     _with_version(package, version)
     if _untagged_commit(workspace, package, version) is not None:
@@ -60,12 +83,28 @@ def check(workspace: Workspace, package: Package, version: str) -> None:
     if not package.fragments and not _new_packages(workspace, package) and not _ends_candidates(released, new_version):
         raise ReleaseError(f"a release needs at least one change, got no fragment in {package.path / 'changes'}.")
     breaking = [fragment.name for fragment in package.fragments if ".breaking." in fragment.name]
-    if breaking and released and new_version.release[:2] == released[-1].release[:2]:
-        raise ReleaseError(f"a breaking change must raise more than the patch number, got {version} with {breaking}.")
+    if breaking and last is not None:
+        number, count = ("major", 1) if last.major else ("minor", 2)
+        if new_version.release[:count] == last.release[:count]:
+            raise ReleaseError(
+                f"a breaking change must raise the {number} number of {last}, got {version} with {breaking}."
+            )
+        if allowing := _released_that_allow(workspace, package, new_version):
+            raise ReleaseError(
+                f"a breaking change must not reach released packages that were not tested with it, but {version} is "
+                f"allowed by {', '.join(allowing)}. Keep and deprecate what they use, or release {last.major + 1}.0.0."
+            )
 
 
 def _check_tree(workspace: Workspace) -> None:
-    """Check that the tree is that of the branch `main`, as it is published."""
+    """Check that the tree is that of the branch `main`, as it is published, and that no release is under way."""
+    begun = _git_path(workspace, _BEGUN)
+    if begun.is_file():
+        name, version, _ = begun.read_text(encoding="utf-8").split()
+        raise ReleaseError(
+            f"the release of {name} {version} was interrupted, or is still running. Finish it with `nox -s release -- "
+            f"--resume`, or undo it with `nox -s release -- --abort`."
+        )
     if _git(workspace, "status", "--porcelain"):
         raise ReleaseError("the working tree must be clean, got uncommitted changes. Commit or remove them.")
     branch = _git(workspace, "rev-parse", "--abbrev-ref", "HEAD").strip()
@@ -82,6 +121,15 @@ def _check_tree(workspace: Workspace) -> None:
             f"`git branch --set-upstream-to {remotes[0]}/{BRANCH} {BRANCH}`."
         )
     if remote:
+        ours = _git(workspace, "for-each-ref", "--format=%(objectname) %(refname)", "refs/tags").splitlines()
+        theirs = _git(workspace, "ls-remote", "--tags", remote).splitlines()
+        here, there = ({tag: commit for commit, tag in map(str.split, lines)} for lines in (ours, theirs))
+        moved = [tag.removeprefix("refs/tags/") for tag in here if there.get(tag, here[tag]) != here[tag]]
+        if moved:
+            raise ReleaseError(
+                f"a tag must not move, but {', '.join(moved)} of `{remote}` and of this clone differ. Find out which "
+                f"commits are published. If those of `{remote}` are, run `git tag --delete {' '.join(moved)}` here."
+            )
         _git(workspace, "fetch", "--tags", remote, BRANCH)
         behind = _git(workspace, "rev-list", "--count", "HEAD..FETCH_HEAD").strip()
         if behind != "0":
@@ -103,17 +151,20 @@ def _canonical(version: str) -> Version:
 
 
 def _check_bounds(workspace: Workspace, package: Package, version: Version) -> None:
-    """Check the bounds between the package and the others of this repository, also those of extras."""
+    """Check the bounds between the package and the others of this repository, also those of extras.
+
+    What is only tagged does not meet a bound: its publication may have failed, or the tag may be only in this clone.
+    """
     for requirement in (*package.dependencies, *package.extras):
         name = canonicalize_name(requirement.name)
         if name not in workspace.packages:
             continue
-        released = workspace.releases(name)
+        published = workspace.published(name)
         early = version.is_prerelease or None  # a final release needs final ones, as pip chooses them
-        if not any(requirement.specifier.contains(each, prereleases=early) for each in released):
-            has = f"its last release is {released[-1]}" if released else "it has no release"
+        if not any(requirement.specifier.contains(each, prereleases=early) for each in published):
+            has = f"its last version in the index is {published[-1]}" if published else "the index does not have it"
             raise ReleaseError(
-                f"{package.name} needs `{requirement}`, but {has}. Release {name} first, or change the bound."
+                f"{package.name} needs `{requirement}`, but {has}. Publish {name} first, or change the bound."
             )
     refusing = [
         f"{other.name} ({requirement})"
@@ -133,28 +184,118 @@ def _check_bounds(workspace: Workspace, package: Package, version: Version) -> N
         )
 
 
-def release(workspace: Workspace, package: Package, version: str) -> str:
+def _released_that_allow(workspace: Workspace, package: Package, version: Version) -> list[str]:
+    """Return the last releases of other packages whose bounds allow a version of this one, each with the bound."""
+    found = []
+    for name in set(workspace.names) - {package.name, *BUILT_FROM_ALL}:  # The latter use nothing of what they bring.
+        for last in workspace.releases(name)[-1:]:
+            text = _git(workspace, "show", f"{name}-v{last}:packages/{name}/pyproject.toml")
+            with tempfile.TemporaryDirectory() as folder:
+                (Path(folder) / "pyproject.toml").write_text(text, encoding="utf-8")
+                released = Package.read(Path(folder))
+            found += [
+                f"{name} {last} ({requirement})"
+                for requirement in (*released.dependencies, *released.extras)
+                if canonicalize_name(requirement.name) == package.name
+                and requirement.specifier.contains(version, prereleases=True)
+            ]
+    return sorted(found)
+
+
+def release(workspace: Workspace, package: Package, version: str, *, yes: bool = False) -> str:
     """Write the version and the changelog, commit, and tag; return the tag.
 
-    If this fails or is interrupted, everything is as before. A commit of this version that has no tag is tagged.
+    If this fails, everything is as before. If it is killed, `resume` finishes it and `abort` undoes it. A commit of
+    this version that has no tag is tagged.
 
     Raises:
         ReleaseError: See `check`.
+        RuntimeError: The index does not answer.
     """
-    check(workspace, package, version)
+    check(workspace, package, version, yes=yes)
     commit = _untagged_commit(workspace, package, version)
     if commit is not None:
         return _tag(workspace, package, version, commit)
     before = _git(workspace, "rev-parse", "HEAD").strip()
+    begun = _git_path(workspace, _BEGUN)
+    _replace(begun, f"{package.name} {version} {before}\n")
     try:
         _write(workspace, package, version)
         _git(workspace, "add", "--all", str(package.path))
         _git(workspace, "commit", "--message", f"{package.name} {version}")
-        return _tag(workspace, package, version, "HEAD")
+        tag = _tag(workspace, package, version, "HEAD")
     except BaseException:
-        _git(workspace, "reset", "--quiet", "--hard", before)  # the tree was clean
-        _git(workspace, "clean", "--quiet", "--force", "-d", "--", str(package.path))
+        _undo(workspace)
         raise
+    begun.unlink()
+    return tag
+
+
+def abort(workspace: Workspace) -> tuple[str, str]:
+    """Undo a release that was interrupted, and nothing else; return its package and version.
+
+    Raises:
+        ReleaseError: None was interrupted, there are other commits since, or another branch is checked out.
+    """
+    begun = _git_path(workspace, _BEGUN)
+    if not begun.is_file():
+        raise ReleaseError("there is no release that was interrupted.")
+    name, version, _ = begun.read_text(encoding="utf-8").split()
+    for locked in ("index", "HEAD", f"refs/heads/{BRANCH}", f"refs/tags/{name}-v{version}"):
+        _git_path(workspace, f"{locked}.lock").unlink(missing_ok=True)  # A git that was killed leaves its locks.
+    _undo(workspace)
+    return name, version
+
+
+def _undo(workspace: Workspace) -> None:
+    """Take back the tag, the commit and the files of the release that has begun; leave what others have changed."""
+    begun = _git_path(workspace, _BEGUN)
+    name, version, before = begun.read_text(encoding="utf-8").split()
+    tag, folder = f"{name}-v{version}", str(workspace.root / "packages" / name)
+    branch = _git(workspace, "rev-parse", "--abbrev-ref", "HEAD").strip()
+    since = _git(workspace, "log", "--format=%s", f"{before}...HEAD").splitlines()
+    if branch != BRANCH or since not in ([], [f"{name} {version}"]):
+        raise ReleaseError(
+            f"the release of {name} {version} began on `{BRANCH}` at {before[:8]}, got `{branch}`, which differs from "
+            f"that by {since}. Check out `{BRANCH}`, and move later commits to another branch."
+        )
+    if _git(workspace, "tag", "--list", tag):
+        _git(workspace, "tag", "--delete", tag)
+    _git(workspace, "reset", "--quiet", "--soft", before)
+    _git(workspace, "restore", "--source", before, "--staged", "--worktree", "--", folder)
+    _git(workspace, "clean", "--quiet", "--force", "-d", "--", folder)
+    begun.unlink()
+
+
+def resume(workspace: Workspace) -> str:
+    """Make a release that was interrupted anew, from the state before it; return the tag.
+
+    Raises:
+        ReleaseError: See `abort` and `check`.
+        RuntimeError: The index does not answer.
+    """
+    name, version = abort(workspace)
+    fresh = Workspace(workspace.root, workspace.index)
+    return release(fresh, fresh[name], version, yes=True)  # The number was accepted when it began.
+
+
+def missing(workspace: Workspace) -> list[str]:
+    """Return what the index lacks, each as `composer-mixup 0.1.0`, in the order in which it is to be published.
+
+    First come the last tags that were not published: nothing is tagged while what it may need cannot be installed. The
+    packages without a release follow, each after what it needs, at the versions that they declare.
+
+    Raises:
+        RuntimeError: The index does not answer.
+    """
+    tagged, new = [], []
+    for name in workspace.in_order():
+        released = workspace.releases(name)
+        if not released:
+            new.append(f"{name} {workspace[name].version}")
+        elif released[-1] not in workspace.published(name):
+            tagged.append(f"{name} {released[-1]}")
+    return tagged + new
 
 
 def _tag(workspace: Workspace, package: Package, version: str, commit: str) -> str:
@@ -191,7 +332,14 @@ def _write(workspace: Workspace, package: Package, version: str) -> None:
         text = package.news
     package.changelog.write_text(re.sub(r"\n{3,}", "\n\n", text.lstrip()), encoding="utf-8")
     path, text = _with_version(package, version)
-    path.write_text(text, encoding="utf-8")
+    _replace(path, text)
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write a file that is never half there: with half a pyproject.toml, no session of nox starts."""
+    draft = path.with_suffix(".tmp")
+    draft.write_text(text, encoding="utf-8")
+    draft.replace(path)
 
 
 def _ends_candidates(released: list[Version], version: Version) -> bool:
@@ -223,8 +371,14 @@ def _with_version(package: Package, version: str) -> tuple[Path, str]:
     return path, text
 
 
+def _git_path(workspace: Workspace, name: str) -> Path:
+    """Return the path of a file in the folder of git."""
+    return workspace.root / _git(workspace, "rev-parse", "--git-path", name).strip()
+
+
 def _git(workspace: Workspace, *arguments: str) -> str:
-    run = subprocess.run(["git", *arguments], check=False, cwd=workspace.root, capture_output=True, text=True)
+    command = ["git", "--no-optional-locks", *arguments]  # Then a `git status` that is killed leaves no lock.
+    run = subprocess.run(command, check=False, cwd=workspace.root, capture_output=True, text=True)
     if run.returncode != 0:
         raise ReleaseError(f"`git {' '.join(arguments)}` failed: {run.stderr.strip() or run.stdout.strip()}")
     return run.stdout
@@ -232,19 +386,35 @@ def _git(workspace: Workspace, *arguments: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Release one package: version, changelog, commit and tag.")
-    parser.add_argument("package", help="for example composer-mixup")
-    parser.add_argument("version", help="for example 0.2.0")
-    parser.add_argument("--check", action="store_true", help="only check that it can be released")
-    arguments = parser.parse_args()
+    parser.add_argument("names", nargs="*", help="the package and its version: composer-mixup 0.2.0")
+    parser.add_argument("--yes", action="store_true", help="also a version that skips others")
+    action = parser.add_mutually_exclusive_group()
+    action.add_argument("--check", action="store_true", help="only check that it can be released")
+    action.add_argument("--resume", action="store_true", help="finish a release that was interrupted")
+    action.add_argument("--abort", action="store_true", help="undo a release that was interrupted")
+    action.add_argument("--missing", action="store_true", help="print what the index lacks, in the order to publish it")
+    options = parser.parse_args()
+    alone = options.resume or options.abort or options.missing
+    if len(options.names) != (0 if alone else 2):
+        parser.error("name the package and the version, as in composer-mixup 0.2.0; some options take neither")
     workspace = Workspace(Path.cwd())
     try:
-        package = workspace[arguments.package]
-        if arguments.check:
-            check(workspace, package, arguments.version)
+        if options.missing:
+            print(*missing(workspace), sep="\n")
+            return
+        if options.abort:
+            print("undone:", *abort(workspace))
+            return
+        if options.resume:
+            tag = resume(workspace)
         else:
-            tag = release(workspace, package, arguments.version)
-            print(f"tagged {tag}; to publish it: git push --atomic origin {BRANCH} {tag}")
-    except (ReleaseError, ValueError) as error:
+            name, version = options.names
+            if options.check:
+                check(workspace, workspace[name], version, yes=options.yes)
+                return
+            tag = release(workspace, workspace[name], version, yes=options.yes)
+        print(f"tagged {tag}; to publish it: git push --atomic origin {BRANCH} {tag}")
+    except (RuntimeError, ValueError) as error:
         sys.exit(str(error))
 
 

@@ -14,9 +14,11 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import urllib.error
+import urllib.request
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from io import BytesIO
 from pathlib import Path
@@ -122,9 +124,15 @@ def _bounds_of_others(path: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class Workspace:
-    """Collection of all packages below a root directory."""
+    """Collection of all packages below a root directory.
+
+    Attributes:
+        root: The directory.
+        index: The address below which the package index lists the files of each project; by default that of uv.
+    """
 
     root: Path = ROOT
+    index: str = field(default_factory=lambda: os.environ.get("UV_DEFAULT_INDEX", "https://pypi.org/simple"))
 
     @cached_property
     def packages(self) -> dict[str, Package]:
@@ -236,6 +244,25 @@ class Workspace:
                 if f"{prefix}{version}" == tag and len(version.release) == 3 and not version.local:
                     found.append(version)
         return sorted(found)
+
+    def published(self, name: str) -> list[Version]:
+        """Return the releases of a package whose wheel and sdist the index has, lowest first.
+
+        Raises:
+            RuntimeError: The index does not answer.
+        """
+        address = f"{self.index.rstrip('/')}/{name}/"
+        try:
+            with urllib.request.urlopen(address, timeout=60) as answer:
+                page = answer.read().decode()
+        except urllib.error.HTTPError as error:
+            if error.code == 404:
+                return []
+            raise RuntimeError(f"{address} must list what is published, got {error}.") from error
+        except OSError as error:
+            raise RuntimeError(f"{address} must list what is published, but cannot be reached: {error}.") from error
+        stems = {version: f"{name.replace('-', '_')}-{version}" for version in self.releases(name)}
+        return [one for one, stem in stems.items() if f"{stem}-py3-none-any.whl" in page and f"{stem}.tar.gz" in page]
 
     def commit_time(self) -> int:
         """Return the time of the last commit, in seconds since 1970."""
