@@ -7,6 +7,7 @@ import doctest
 import importlib
 import multiprocessing
 import os
+import re
 import subprocess
 import sys
 import traceback
@@ -53,6 +54,11 @@ class Test{name}(AlgorithmContract):
     def test_the_entry_point_is_this_class(self):
         super().test_the_entry_point_is_this_class()
 """
+# What every README of a method has, in this order; sections of its own come between them.
+SECTIONS = [
+    *("Measured", "Install", "In your own loop", "With the Trainer", "In other trainers"),
+    *("Arguments", "When not to use it", "How it composes"),
+]
 OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
@@ -132,6 +138,15 @@ def test_a_readme_installs_what_its_examples_import(path: Path) -> None:
     own = path.parent.name if path.parent.name in WORKSPACE.packages else None
 
     assert list(install_problems(path.read_text(encoding="utf-8"), WORKSPACE, own)) == []
+
+
+def test_the_readmes_of_methods_have_their_sections_in_one_order() -> None:
+    methods = [package for package in WORKSPACE.packages.values() if "composer.algorithms" in package.entry_points]
+    readmes = [package.path / "README.md" for package in methods]
+    for path in (*readmes, *ROOT.glob("tools/template/*/README.md")):
+        headings = re.findall(r"^## (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+
+        assert [heading for heading in headings if heading in SECTIONS] == SECTIONS, path
 
 
 def test_the_algorithms_of_the_documents_pass_the_contract(tmp_path: Path) -> None:

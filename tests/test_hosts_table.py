@@ -1,11 +1,12 @@
-"""`packages/composer-core/HOSTS.md`: which algorithms work in the loops of which libraries, from the tests of each.
+"""HOSTS.md and the READMEs: which algorithms work in the loops of which libraries, from the tests of each.
 
-PYTHONPATH=. python tests/test_hosts_table.py    # writes it
+PYTHONPATH=. python tests/test_hosts_table.py    # writes HOSTS.md of composer-core and the READMEs
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import textwrap
+from collections.abc import Iterable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 
@@ -16,8 +17,11 @@ from test_hosts_accelerate import REFUSED_BY_ACCELERATE
 from test_hosts_ignite import REFUSED_BY_IGNITE
 from test_hosts_transformers import REFUSED_BY_TRANSFORMERS
 
-from tools.workspace import ROOT
+from tools.measured import written
+from tools.workspace import ROOT, Workspace
 
+COMMAND = "PYTHONPATH=. python tests/test_hosts_table.py"
+BEGIN, END = f"<!-- hosts: written by `{COMMAND}` -->\n", "<!-- end of hosts -->\n"
 PAGE = ROOT / "packages" / "composer-core" / "HOSTS.md"
 HOSTS = {
     "Lightning": ("lightning", "composer-lightning", REFUSED_BY_LIGHTNING),
@@ -35,10 +39,15 @@ everything. An algorithm that is not in the table has "=" in all columns.
 """
 
 
+def listed(words: Iterable[str]) -> str:
+    """Return a list in prose."""
+    *first, last = words
+    return f"{', '.join(first)} and {last}" if first else last
+
+
 def names(algorithms: Iterable[str]) -> str:
     """Return a list of names in prose."""
-    *first, last = [f"`{name}`" for name in algorithms]
-    return f"{', '.join(first)} and {last}"
+    return listed(f"`{name}`" for name in algorithms)
 
 
 _TAIL = f"""## What "=" does not say
@@ -67,9 +76,46 @@ def table() -> str:
     return "\n".join([_HEAD, *lines, "", *notes, "", _TAIL, f"Tested with {tested}.", ""])
 
 
+def sentences(algorithm: str) -> str:
+    """Return what the README of an algorithm says of the libraries."""
+    links = {host: f"[{host}](../{package})" for host, (_, package, _) in HOSTS.items()}
+    refusals: dict[str, list[str]] = {}
+    for host, (_, _, refused) in HOSTS.items():
+        if algorithm in refused:
+            refusals.setdefault(refused[algorithm], []).append(links.pop(host))
+    equal = "[bit for bit as in our `Trainer`](../composer-core/HOSTS.md)"
+    parts = [f"In {listed(links.values())} it works {equal}."] if links else []
+    for reason, hosts in refusals.items():
+        parts.append(f'{listed(hosts)} {"refuse" if len(hosts) > 1 else "refuses"} it: "{reason}."')
+    return " ".join(parts)
+
+
+def readmes() -> Iterator[tuple[Path, str]]:
+    """Yield the README of each package with algorithms and of each template, and what it says of the libraries."""
+    listed_in = {
+        package.path: [name for name in package.entry_points.get("composer.algorithms", {}) if name in CLASSES]
+        for package in Workspace().packages.values()
+    }
+    listed_in |= {path.parent: ["a new algorithm"] for path in ROOT.glob("tools/template/*/README.md")}
+    for folder, algorithms in listed_in.items():
+        if algorithms:
+            found = dict.fromkeys(map(sentences, algorithms))
+            text = "\n\n".join(textwrap.fill(each, 120, break_on_hyphens=False) for each in found)
+            yield folder / "README.md", f"{text}\n"
+
+
 def test_the_page_is_what_the_tests_say() -> None:
-    assert PAGE.read_text() == table(), "run `PYTHONPATH=. python tests/test_hosts_table.py`"
+    assert PAGE.read_text() == table(), f"run `{COMMAND}`"
+
+
+def test_the_readmes_say_where_their_algorithms_work() -> None:
+    texts = {path: (path.read_text(), text) for path, text in readmes()}
+    stale = [path for path, (readme, text) in texts.items() if written(readme, text, BEGIN, END) != readme]
+
+    assert stale == [], f"run `{COMMAND}`"
 
 
 if __name__ == "__main__":
     Path(PAGE).write_text(table())
+    for path, text in readmes():
+        path.write_text(written(path.read_text(), text, BEGIN, END))

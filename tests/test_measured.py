@@ -5,20 +5,18 @@ from __future__ import annotations
 import pytest
 
 from composer.evidence.ledger import PUBLISHED, Ledger
-from tools.measured import BEGIN, END, documents, written
+from tools.measured import BEGIN, END, NOT_YET, documents, written
 from tools.workspace import ROOT, Workspace
 
 LEDGER = Ledger(PUBLISHED)
 DOCUMENTS = dict(documents(Workspace(), LEDGER))
 
 
-def test_sections_are_replaced_or_added() -> None:
-    text = "# A\n\nText.\n\n## When not to use it\n\nNever.\n"
-    first = written(text, "one\n")
+def test_a_section_is_replaced() -> None:
+    text = f"# A\n\n## Measured\n\n{BEGIN}one\n{END}\n## Install\n"
 
-    assert first == f"# A\n\nText.\n\n## Measured\n\n{BEGIN}one\n{END}\n## When not to use it\n\nNever.\n"
-    assert written(first, "two\n") == first.replace("one\n", "two\n")
-    with pytest.raises(ValueError, match="must have the line '## When not to use it'"):
+    assert written(text, "two\n") == text.replace("one\n", "two\n")
+    with pytest.raises(ValueError, match="A README must have the lines"):
         written("# A\n", "one\n")
 
 
@@ -33,3 +31,10 @@ def test_every_claim_has_an_entry() -> None:
     claimed = {path for path in ROOT.glob("packages/*/README.md") if BEGIN in path.read_text(encoding="utf-8")}
 
     assert set(DOCUMENTS) == claimed
+
+
+def test_a_new_method_is_not_measured_yet() -> None:
+    for path in ROOT.glob("tools/template/*/README.md"):
+        text = path.read_text(encoding="utf-8")
+
+        assert written(text, NOT_YET) == text

@@ -705,7 +705,7 @@ def test_a_tag_is_refused_whose_dependencies_the_index_lacks(tree: Tree, index: 
 
 
 class TestNewPackage:
-    def test_packages_of_all_kinds_pass_their_tests_as_generated(self, tree: Tree) -> None:
+    def test_packages_of_all_kinds_pass_their_tests_and_run_their_examples_as_generated(self, tree: Tree) -> None:
         tree.add_core()  # its name only: the tests run against the installed one
         paths = [
             new_package.make(tree.workspace, f"composer-new-{kind}", f"New{kind.title()}", kind)
@@ -716,15 +716,24 @@ class TestNewPackage:
         command = [find_uv(), "pip", "install", "--quiet", "--no-deps", "--target", str(site), *map(str, built)]
         subprocess.run(command, check=True)
 
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(site), str(ROOT)])}
         run = subprocess.run(
             [sys.executable, "-m", "pytest", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(tree.root),
              "-k", "not test_ranks_agree or TestNewGradient",  # starting processes takes longer than all the rest
              "-p", "no:cacheprovider", *(str(path / "tests") for path in paths)],
-            cwd=tree.root, env={**os.environ, "PYTHONPATH": str(site)}, check=False, capture_output=True, text=True,
+            cwd=tree.root, env=environment, check=False, capture_output=True, text=True,
+        )  # fmt: skip
+        examples = (
+            "import pathlib, sys; from tools.readme_blocks import run; [*map(run, map(pathlib.Path, sys.argv[1:]))]"
+        )
+        ran = subprocess.run(
+            [sys.executable, "-c", examples, *(str(path / "README.md") for path in paths)],
+            cwd=tree.root, env=environment, check=False, capture_output=True, text=True,
         )  # fmt: skip
 
         assert run.returncode == 0, run.stdout + run.stderr
         assert all(f"{path.name}/tests/test_contract.py" in run.stdout for path in paths)
+        assert ran.returncode == 0, ran.stderr
 
     @pytest.mark.parametrize("kind", new_package.KINDS)
     def test_no_mark_of_the_template_is_left(self, tree: Tree, kind: str) -> None:

@@ -22,9 +22,7 @@ from tools.workspace import ROOT, Workspace
 
 BEGIN = "<!-- measured: written by `python -m tools.measured` -->\n"
 END = "<!-- end of measured -->\n"
-_HEADING = "## Measured\n"
-_BEFORE = "## When not to use it\n"  # the section that a new one precedes
-_NOT_YET = "Not yet. [composer-evidence](../composer-evidence) measures it, on a task of its own or on yours.\n"
+NOT_YET = "Not yet. [composer-evidence](../composer-evidence) measures it, on a task of its own or on yours.\n"
 _WHY_NOT: Mapping[str, str] = {
     "AugMix": "it changes images one by one on the host, and the images of the tasks are batches on the device",
     "ChannelsLast": "it changes the time of a step, and is part of plain training in all tasks with images",
@@ -70,21 +68,25 @@ def documents(workspace: Workspace, ledger: Ledger) -> Iterator[tuple[Path, str]
         yield workspace["composer-evidence"].path / "README.md", text
 
 
-def written(text: str, section: str) -> str:
-    """Return a README with its measured section replaced, or added before "When not to use it".
+def written(text: str, section: str, begin: str = BEGIN, end: str = END) -> str:
+    """Return a README with the text between two comments replaced.
 
     Args:
         text: The README.
         section: The text between the comments.
+        begin: The first comment, with its line break.
+        end: The last one.
+
+    Raises:
+        ValueError: The README does not have the comments.
     """
-    block = f"{BEGIN}{section}{END}"
-    if BEGIN in text:
-        head, rest = text.split(BEGIN, 1)
-        return f"{head}{block}{rest.split(END, 1)[1]}"
-    head, found, rest = text.partition(_BEFORE)
-    if not found:
-        raise ValueError(f"A README must have the line {_BEFORE.strip()!r}, or the comments, to get measured rows.")
-    return f"{head}{_HEADING}\n{block}\n{found}{rest}"
+    head, found, rest = text.partition(begin)
+    if not found or end not in rest:
+        raise ValueError(
+            f"A README must have the lines {begin.strip()!r} and {end.strip()!r}, in the order of sections "
+            f"of `tools/template`."
+        )
+    return f"{head}{begin}{section}{end}{rest.split(end, 1)[1]}"
 
 
 def _of_method(method: str, tasks: Mapping[tuple[str, str], list[dict[str, Any]]]) -> str:
@@ -100,7 +102,7 @@ def _of_method(method: str, tasks: Mapping[tuple[str, str], list[dict[str, Any]]
 def _without(method: str) -> str:
     """Return the section of a method without rows: that no task can judge it, and why, or that it was not tried yet."""
     if method not in _WHY_NOT:
-        return _NOT_YET
+        return NOT_YET
     elsewhere = "[composer-evidence](../composer-evidence) measures methods on your task."
     return f"Not in the ledger: {_WHY_NOT[method]}. {elsewhere}\n"
 
