@@ -21,6 +21,10 @@ _NUMBERS = re.compile(r"(?<=\| )(at most )?[-+]?\d([-+\d.,%/()\[\] ]|to)*(?= \|)
 _GUIDES = (
     "how_do_i",
     "your_trainer",
+    "finetune_images",
+    "finetune_language_model",
+    "finetune_segmentation",
+    "lightning_project",
     "measuring",
     "optimizers",
     "resuming",

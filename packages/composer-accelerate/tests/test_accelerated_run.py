@@ -434,8 +434,10 @@ def test_everything_that_is_wrong_is_told_at_once(monkeypatch: pytest.MonkeyPatc
     accelerator = Accelerator(cpu=True)
     with monkeypatch.context() as patch:
         patch.setattr(type(accelerator), "distributed_type", property(lambda self: DistributedType.XLA))
-        with pytest.raises(ConflictError, match=r"(?s)3 problems.*got XLA.*`loss` must be given.*`Resizing` changes"):
-            AcceleratedRun(accelerator, layers(), Resizing(), max_duration="1ep")
+        with pytest.raises(
+            ConflictError, match=r"(?s)4 problems.*got XLA.*`loss` must be given.*1 y.*`Resizing` chang"
+        ):
+            AcceleratedRun(accelerator, layers(), Resizing(), max_duration="1 year")
         with pytest.raises(ValueError, match="2 problems") as caught:
             AcceleratedRun(accelerator, layers(), max_duration="1ep")
     assert not isinstance(caught.value, ConflictError)

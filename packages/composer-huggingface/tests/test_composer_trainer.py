@@ -47,8 +47,9 @@ from composer.core import (
     Placement,
     State,
 )
-from composer.hosts.huggingface import ComposerMixin, ComposerTrainer, _problems
+from composer.hosts.huggingface import ComposerMixin, ComposerTrainer, _settings_of
 from composer.loggers import Logger
+from composer.loop.refusals import argument_problems
 from composer.models import ComposerModel, HuggingFaceModel
 from composer.testing import deep_compare, run_on_ranks
 
@@ -1052,7 +1053,8 @@ def test_a_search_for_the_batch_size_is_refused() -> None:
 
 
 def problems_of(trainer: Any, *algorithms: Algorithm) -> str:
-    return "\n".join(map(str, _problems(trainer, algorithms)))
+    given = _settings_of(trainer, algorithms)
+    return "\n".join(map(str, [*given.pop("problems"), *argument_problems(algorithms, **given)]))
 
 
 def test_models_that_are_not_in_one_piece_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1089,9 +1091,10 @@ def test_unused_parameters_must_be_expected() -> None:
 
 
 def test_everything_that_is_wrong_is_told_at_once() -> None:
-    with pytest.raises(ConflictError, match="3 problems") as caught:
-        refused([MixUp(**KEYS), GradientClipping("norm", 1.0), Replacing()], False, max_grad_norm=1.0)
-    for part in ("`MixUp` acts at BEFORE_LOSS", "`max_grad_norm`, which is 1.0", "`Replacing` replaces"):
+    wrong: Any = [MixUp(**KEYS), GradientClipping("norm", 1.0), Replacing(), EMA]
+    with pytest.raises(ConflictError, match="4 problems") as caught:
+        refused(wrong, False, max_grad_norm=1.0)
+    for part in ("`MixUp` acts at BEFORE_LOSS", "`max_grad_norm`, which is 1.0", "`Replacing` replaces", "`EMA(...)`"):
         assert part in str(caught.value)
 
 

@@ -565,15 +565,14 @@ def test_what_conflicts_with_the_trainer_is_refused_before_training() -> None:
 
 
 def test_everything_that_is_wrong_is_told_at_once() -> None:
-    with pytest.raises(ConflictError, match=r"(?s)2 problems.*`MixUp` acts at.*`Replacing` replaces"):
-        ComposeCallback([MixUp(), Replacing()])
+    wrong: Any = 3
+    with pytest.raises(ConflictError, match=r"(?s)4 problems.*`forward` must be a.*`loss` must.*MixUp.*Replacing"):
+        ComposeCallback([MixUp(), Replacing()], forward=wrong)
     callback, other = ComposeCallback([GradientClipping("norm", 1.0)]), StochasticWeightAveraging(swa_lrs=0.1)
     with pytest.raises(ConflictError, match=r"(?s)3 problems.*`max_epochs`.*`StochasticWeight.*clips as well"):
         refused(callback, other, max_epochs=-1, gradient_clip_val=1.0)
-    net = Net()
-    net.automatic_optimization = False
     with pytest.raises(ValueError, match="2 problems") as caught:
-        refused(ComposeCallback([]), module=net, max_epochs=-1)
+        refused(ComposeCallback([]), StochasticWeightAveraging(swa_lrs=0.1), module=Net(), max_epochs=-1)
     assert not isinstance(caught.value, ConflictError)
 
 
@@ -594,11 +593,7 @@ def test_a_training_step_that_draws_its_batches_is_refused() -> None:
         refused(ComposeCallback([]), module=Drawing())
 
 
-def test_manual_optimization_and_endless_runs_are_refused() -> None:
-    net = Net()
-    net.automatic_optimization = False
-    with pytest.raises(ValueError, match=r"`automatic_optimization` must be True.*composer\.loop\.HostedRun"):
-        refused(ComposeCallback([]), module=net)
+def test_endless_runs_are_refused() -> None:
     with pytest.raises(ValueError, match="`max_epochs` or `max_steps` must be set"):
         refused(ComposeCallback([]), module=Net(), max_epochs=-1)
     with pytest.raises(ValueError, match="`loss` must be given together with `forward`"):

@@ -8,7 +8,16 @@ from typing import Any
 import pytest
 import torch
 
-from composer.core import REPLACES_MODEL, Algorithm, ConflictError, Event, Placement, Timestamp
+from composer.core import (
+    AVERAGES_WEIGHTS,
+    REPLACES_MODEL,
+    SWAPS_WEIGHTS,
+    Algorithm,
+    ConflictError,
+    Event,
+    Placement,
+    Timestamp,
+)
 from composer.loop import HostedRun
 from composer.loop.refusals import UNAVAILABLE, conflicts, raise_all
 from composer.loop.skin import duration, hooks_by_event, uncounted, wrap
@@ -31,6 +40,18 @@ class OfTheLoss(Algorithm):
     def apply(self, *args: Any) -> None: ...
 
 
+class Averaging(OfTheLoss):
+    """Excludes itself and others that swap weights."""
+
+    placement = Placement(provides={AVERAGES_WEIGHTS}, excludes={AVERAGES_WEIGHTS, SWAPS_WEIGHTS})
+
+
+class Swapping(OfTheLoss):
+    """Excludes averages, which exclude it, too."""
+
+    placement = Placement(provides={SWAPS_WEIGHTS}, excludes={AVERAGES_WEIGHTS})
+
+
 def test_everything_that_a_host_cannot_do_is_told_at_once_and_each_reason_once() -> None:
     unavailable = {**UNAVAILABLE, **dict.fromkeys((Event.BEFORE_LOSS, Event.AFTER_LOSS), "Pass `loss`.")}
     found = [str(each) for each in conflicts([Replacing(), OfTheLoss()], unavailable)]
@@ -47,6 +68,47 @@ def test_settings_and_conflicts_are_one_error() -> None:
     assert not isinstance(caught.value, ConflictError)
     with pytest.raises(ConflictError, match=r"(?s)2 problems.*\n- one\n- two"):
         raise_all(["one", ConflictError("two")])
+    with pytest.raises(TypeError, match=r"(?s)2 problems.*\n- one\n- two"):
+        raise_all([TypeError("one"), TypeError("two")])
+
+
+def test_everything_that_is_wrong_with_the_arguments_of_a_run_is_told_at_once() -> None:
+    settings: dict[str, Any] = {
+        "forward": "forward",
+        "max_duration": "1 year",
+        "precision": "fp7",
+        "accumulate": 0,
+        "seed": "zero",
+        "callbacks": "tqdm",
+        "loggers": print,
+        "schedulers": [3],
+        "optimizers": "adam",
+        "dataloader": torch.zeros(2, 2),
+    }
+    words = [
+        *settings.keys() - {"precision"},
+        "Precision",
+        "model",
+        "algorithms",
+        "`Replacing` replaces",
+        "Use another host.",
+    ]
+    wrong: Any = [3, Replacing()]
+    with pytest.raises(ConflictError) as caught:
+        HostedRun("net", wrong, **settings, unavailable=UNAVAILABLE, problems=["Use another host."])  # type: ignore[arg-type]
+
+    lines = str(caught.value).splitlines()
+    assert f"{len(words) + 1} problems must be solved before training:" == lines[0]  # `forward` also lacks `loss`
+    assert [] == [word for word in words if word not in str(caught.value)]
+
+
+def test_all_pairs_that_exclude_each_other_are_told() -> None:
+    found = [str(each) for each in conflicts([Averaging(), Averaging(), Swapping()], {})]
+
+    assert 3 == len(found)
+    assert ["given twice", "`Swapping`, which", "`Swapping`, which"] == [
+        next(word for word in ("given twice", "`Swapping`, which") if word in each) for each in found
+    ]
 
 
 def test_each_event_has_the_last_hook_before_it() -> None:

@@ -20,7 +20,6 @@ from composer.core import Algorithm, Callback, ConflictError, Plan, Precision, e
 from composer.core.time import TimeInput
 from composer.loggers import LoggerDestination
 from composer.loop import HostedRun, refusals, skin
-from composer.loop.hosted_run import algorithms_in
 from composer.loop.position import set_epoch
 
 _PRECISIONS = {"no": Precision.FP32, "bf16": Precision.AMP_BF16, "fp16": Precision.AMP_FP16}
@@ -98,7 +97,7 @@ class AcceleratedRun:
     ) -> None:
         if not isinstance(accelerator, Accelerator):
             raise TypeError(f"`accelerator` must be an `accelerate.Accelerator`, got {type(accelerator).__name__}.")
-        algorithms, unavailable = algorithms_in(algorithms), dict(refusals.UNAVAILABLE)
+        unavailable = dict(refusals.UNAVAILABLE)
         problems = [*refusals.distribution_problems(accelerator), *refusals.missing_loss(model, loss)]
         if accelerator.mixed_precision not in _PRECISIONS:
             names = ", ".join(_PRECISIONS)
@@ -106,7 +105,6 @@ class AcceleratedRun:
         if accelerator.scaler is not None:
             reason = "The scaler of 'fp16' cannot repeat a step. Use `Accelerator(mixed_precision='bf16')`."
             unavailable[effects.WRAPS_OPTIMIZER] = reason
-        refusals.raise_all([*problems, *refusals.conflicts(algorithms, unavailable)])
         self._is_sharded = accelerator.distributed_type is DistributedType.FSDP
         if accelerator.device_placement and not self._is_sharded and isinstance(model, torch.nn.Module):
             model.to(accelerator.device)  # algorithms will create new layers on its device
@@ -118,10 +116,12 @@ class AcceleratedRun:
             forward=forward,
             loss=loss,
             accumulate=accelerator.gradient_accumulation_steps,
-            precision=_PRECISIONS[accelerator.mixed_precision],
+            precision=_PRECISIONS.get(accelerator.mixed_precision, Precision.FP32),
             callbacks=callbacks,
             loggers=loggers,
             seed=seed,
+            unavailable=unavailable,
+            problems=problems,
             hooks=_HOOKS,
         )
         self._steps = skin.HookedSteps(self.run, self._repeat_backward)

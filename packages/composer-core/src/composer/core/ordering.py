@@ -44,18 +44,22 @@ class Ordering:
         algorithms: The algorithms, in the order in which the user listed them.
 
     Raises:
-        ConflictError: One algorithm excludes another.
+        ConflictError: One algorithm excludes another; the message has a line for each such pair.
         OrderingError: The declared orders contradict each other.
     """
 
     def __init__(self, algorithms: Sequence[Algorithm]) -> None:
         self.algorithms = tuple(algorithms)
         self._placements = [declared_placement(algorithm) for algorithm in self.algorithms]
+        problems: dict[frozenset[int], str] = {}
         for i, j, effects in self._pairs("excludes"):
             problem = f"`{self._name(i)}` cannot be used together with `{self._name(j)}`, which {_words(effects)}."
             if type(self.algorithms[i]) is type(self.algorithms[j]):
                 problem = f"`{self._name(i)}` is given twice, but one of them already {_words(effects)}."
-            raise ConflictError(f"{problem} Remove one of the two from `algorithms`.")
+            # Where both exclude each other, one sentence is enough.
+            problems.setdefault(frozenset((i, j)), f"{problem} Remove one of the two from `algorithms`.")
+        if problems:
+            raise ConflictError("\n".join(problems.values()))
         # edges[i][j] is the reason why algorithm i acts before algorithm j.
         self._edges: dict[int, dict[int, str]] = {i: {} for i in range(len(self.algorithms))}
         for i, j, effects in self._pairs("before"):

@@ -226,7 +226,7 @@ class State(Serializable):
 
     @max_duration.setter
     def max_duration(self, value: TimeInput | None) -> None:
-        new = None if value is None else ensure_time(value, TimeUnit.EPOCH)
+        new = None if value is None else ensure_time(value, TimeUnit.EPOCH, argument="max_duration")
         if new is not None and new.unit is TimeUnit.DURATION:
             raise ValueError(
                 f"`max_duration` must not be in 'dur', which is a fraction of it, got {new!r}. Use '10ep'."

@@ -15,12 +15,12 @@ import transformers
 from transformers import TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
-from composer.core import Algorithm, Callback, ConflictError, Event, Plan, Precision, effects
+from composer.core import Algorithm, Callback, Event, Plan, Precision, effects
 from composer.loggers import LoggerDestination
 from composer.loop import HostedRun, refusals, skin
-from composer.loop.hosted_run import algorithms_in
 from composer.models.base import total_loss
 from composer.models.huggingface._evaluation import resolve_shift_labels
+from composer.utils.iter_helpers import ensure_tuple
 from composer.utils.misc import needs_closure
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class ComposerMixin(_Trainer):  # type: ignore[misc]  # mypy skips transformers,
     ) -> None:
         self._composer: Any = None  # the constructor of the other class may create a model
         super().__init__(*args, **kwargs)
-        parts = {"algorithms": algorithms_in(algorithms), "callbacks": composer_callbacks, "loggers": composer_loggers}
+        parts = {"algorithms": ensure_tuple(algorithms), "callbacks": composer_callbacks, "loggers": composer_loggers}
         self._composer = _Hooks(self, parts)
         # First, so that callbacks of the user find averages in the model when training ends.
         self.callback_handler.callbacks.insert(0, self._composer)
@@ -247,7 +247,6 @@ class _Hooks(TrainerCallback):  # type: ignore[misc]
         self.checkpoint: Path | None = None  # the checkpoint that `train` resumes from
         self.is_resumed = False  # a state of the run was loaded for this `train`
         self.compute_loss: Callable[..., Any] | None = trainer.compute_loss_func
-        refusals.raise_all(_problems(trainer, parts["algorithms"]))
         self._split: dict[str, Any] = {}
         if self.compute_loss is not None:
             self._split = {"forward": self._forward, "loss": self._loss_with(self.compute_loss)}
@@ -267,7 +266,7 @@ class _Hooks(TrainerCallback):  # type: ignore[misc]
             optimizers=optimizer,
             seed=args.seed,
             hooks=_HOOKS,
-            **_settings_of(args),
+            **_settings_of(self._trainer, parts["algorithms"]),
         )
         base = model.get_base_model() if hasattr(model, "get_base_model") else model  # that of an adapter
         if resolve_shift_labels(base, None) and not hasattr(run.state.model, "shift_labels"):
@@ -370,8 +369,7 @@ class _Hooks(TrainerCallback):  # type: ignore[misc]
         if self._trainer.is_fsdp_enabled:  # the model was moved when it was sharded
             skin.use_device(run, args.device)
         # The user, or a search, may have changed the arguments.
-        refusals.raise_all(_problems(self._trainer, self._parts["algorithms"]))
-        run.reconfigure(**_settings_of(args))
+        run.reconfigure(**_settings_of(self._trainer, self._parts["algorithms"]))
         if not self.is_resumed:
             self.before = skin.uncounted(run.state.timestamp, 0, state.global_step)
         has_whole_epochs = args.max_steps <= 0 and args.num_train_epochs == int(args.num_train_epochs)
@@ -414,12 +412,6 @@ class _Hooks(TrainerCallback):  # type: ignore[misc]
             (self.run.abort if self.run.in_step else self.run.end_fit)()  # a callback may stop within a step
 
 
-def _settings_of(args: Any) -> dict[str, Any]:
-    """Return arguments of `HostedRun` that may change between two calls of `train`."""
-    precision = Precision.AMP_BF16 if args.bf16 else Precision.AMP_FP16 if args.fp16 else Precision.FP32
-    return {"accumulate": args.gradient_accumulation_steps, "precision": precision}
-
-
 def _is_mean(trainer: Any) -> bool:
     """Return True if the class says that its losses are means, which are divided by the batches per step."""
     return getattr(trainer, "loss_is_scaled_for_ga", None) is False
@@ -434,9 +426,9 @@ def _name(rank: int) -> str:
     return _FILE if rank == 0 else f"composer-{rank}.pt"
 
 
-def _problems(trainer: Any, algorithms: Sequence[Algorithm]) -> Iterator[str | ConflictError]:
-    """Yield a message for each setting that hides steps or parameters from the run, or conflicts with algorithms."""
-    args, unavailable = trainer.args, dict(_UNAVAILABLE)
+def _problems(trainer: Any, algorithms: Sequence[Any]) -> Iterator[str]:
+    """Yield a message for each setting that hides steps or parameters from the run."""
+    args = trainer.args
     yield from refusals.distribution_problems(trainer.accelerator)
     if getattr(trainer, "is_distributed_loading_by_transformers", False):
         yield (
@@ -449,9 +441,17 @@ def _problems(trainer: Any, algorithms: Sequence[Algorithm]) -> Iterator[str | C
         yield "`auto_find_batch_size` must be False, got True. Set `per_device_train_batch_size`."
     if getattr(args, "enable_jit_checkpoint", False):
         yield "`enable_jit_checkpoint` must be False, got True: it saves within a step. Set `save_steps`."
-    leaves_unused = any(each.find_unused_parameters for each in algorithms)
+    leaves_unused = any(getattr(each, "find_unused_parameters", False) for each in algorithms)
     if args.world_size > 1 and args.ddp_find_unused_parameters is False and leaves_unused:
         yield "`ddp_find_unused_parameters` must not be False, since an algorithm stops training some parameters."
+
+
+def _settings_of(trainer: Any, algorithms: Sequence[Any]) -> dict[str, Any]:
+    """Return arguments of `HostedRun` that follow from a trainer: its settings, and what it does not support.
+
+    They may change between two calls of `train`.
+    """
+    args, unavailable = trainer.args, dict(_UNAVAILABLE)
     if trainer.compute_loss_func is None:
         unavailable |= dict.fromkeys(
             (Event.AFTER_FORWARD, Event.BEFORE_LOSS),
@@ -475,4 +475,9 @@ def _problems(trainer: Any, algorithms: Sequence[Algorithm]) -> Iterator[str | C
             "With `gradient_accumulation_steps` the losses of a step are added up, so that a term would be added once "
             "per batch. Let the loss be a mean, and set `loss_is_scaled_for_ga = False` in your class.",
         )
-    yield from refusals.conflicts(algorithms, unavailable)
+    return {
+        "accumulate": args.gradient_accumulation_steps,
+        "precision": Precision.AMP_BF16 if args.bf16 else Precision.AMP_FP16 if args.fp16 else Precision.FP32,
+        "unavailable": unavailable,
+        "problems": _problems(trainer, algorithms),
+    }

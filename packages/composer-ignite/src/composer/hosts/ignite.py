@@ -18,7 +18,6 @@ from composer.core import Algorithm, Callback, Event, Plan, Precision, TimeUnit,
 from composer.core.time import TimeInput
 from composer.loggers import LoggerDestination
 from composer.loop import HostedRun, refusals, skin
-from composer.loop.hosted_run import algorithms_in
 from composer.loop.position import set_epoch
 
 _UNAVAILABLE: dict[Event | str, str] = {
@@ -102,16 +101,15 @@ class IgniteRun:
         loggers: LoggerDestination | Sequence[LoggerDestination] = (),
         seed: int = 0,
     ) -> None:
-        self._algorithms, self._precision = algorithms_in(algorithms), Precision(precision)
         problems = list(refusals.missing_loss(model, loss))
         required: dict[str, Any] = {"optimizer": optimizer, "max_duration": max_duration}
         problems += [f"`{name}` must be given, got None." for name, value in required.items() if value is None]
-        if self._precision is Precision.AMP_FP16:
+        is_known = not any(refusals.failures(lambda: Precision(precision)))  # the run refuses what is unknown
+        if is_known and Precision(precision) is Precision.AMP_FP16:
             problems.append(
                 "`precision` must not be 'amp_fp16', which needs a scaler. Use 'amp_bf16', or "
                 "`create_supervised_trainer(amp_mode='amp', scaler=True)`."
             )
-        refusals.raise_all([*problems, *refusals.conflicts(self._algorithms, _UNAVAILABLE)])
         self.run = HostedRun(
             model,
             algorithms,
@@ -123,8 +121,11 @@ class IgniteRun:
             callbacks=callbacks,
             loggers=loggers,
             seed=seed,
+            unavailable=_UNAVAILABLE,
+            problems=problems,
             hooks=_HOOKS,
         )
+        self._precision = self.run.state.precision
         self.optimizers = self.run.take_optimizers()
         self._steps = skin.HookedSteps(self.run, self._repeat_backward)
         self._steps.attach(self.optimizers[:1], self.optimizers[1:])
@@ -190,8 +191,12 @@ class IgniteRun:
                 "`model` must look for unused parameters, since an algorithm leaves some unused. Wrap it with "
                 "`find_unused_parameters=run.find_unused_parameters`."
             )
-        refusals.raise_all([*problems, *refusals.conflicts(self._algorithms, _WITH_SCALER if scaler else {})])
-        run.reconfigure(accumulate=gradient_accumulation_steps, precision=self._precision)
+        run.reconfigure(
+            accumulate=gradient_accumulation_steps,
+            precision=self._precision,
+            unavailable=_WITH_SCALER if scaler else {},
+            problems=problems,
+        )
         if model is not None:
             run.use_model(model)
         self._trainer = trainer = create_supervised_trainer(

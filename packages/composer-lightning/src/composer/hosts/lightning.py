@@ -21,8 +21,9 @@ from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from composer.core import Algorithm, Callback, ConflictError, Event, Plan, Precision, effects
 from composer.loggers import LoggerDestination
 from composer.loop import HostedRun, refusals, skin
-from composer.loop.hosted_run import algorithms_in, forward_inputs
+from composer.loop.hosted_run import forward_inputs
 from composer.models.base import total_loss
+from composer.utils.iter_helpers import ensure_tuple
 
 _KEY = "composer"  # the entry in Lightning's checkpoints
 _PRECISIONS = {"bf16-mixed": Precision.AMP_BF16, "16-mixed": Precision.AMP_FP16}
@@ -82,6 +83,9 @@ class ComposeCallback(pl.Callback):
     by another `Trainer` with other settings or after an exception, continues the run. See `HostedRun` for what holds in
     all loops.
 
+    With manual optimization, a batch counts once, however often the optimizers step in it. Algorithms that act on
+    losses or gradients are refused in `setup`.
+
     Args:
         algorithms: The algorithms.
         forward: `forward(module, batch) -> outputs`. None: `module(inputs)`, the first part of the batch.
@@ -96,10 +100,11 @@ class ComposeCallback(pl.Callback):
 
     Raises:
         ConflictError: Lightning does not support an algorithm, an algorithm needs `loss`, or two exclude each other. In
-            `setup`, if an option or a callback of Lightning's `Trainer` conflicts with an algorithm.
+            `setup`, if the optimization is manual, or an option or a callback of Lightning's `Trainer` conflicts with
+            an algorithm.
         TypeError: `algorithms` contains other objects, or `forward` or `loss` is not callable.
-        ValueError: `forward` is given without `loss`. In `setup`, if the optimization is manual, the strategy shards
-            the model, the run has no length, or another callback does not work with this one.
+        ValueError: `forward` is given without `loss`. In `setup`, if the strategy shards the model, the run has no
+            length, or another callback does not work with this one.
     """
 
     def __init__(
@@ -112,16 +117,18 @@ class ComposeCallback(pl.Callback):
         loggers: LoggerDestination | Sequence[LoggerDestination] = (),
         seed: int = 0,
     ) -> None:
-        self._algorithms, self._forward, self._loss = algorithms_in(algorithms), forward, loss
+        self._algorithms, self._forward, self._loss = ensure_tuple(algorithms), forward, loss
+        self._settings: dict[str, Any] = {"seed": seed, "callbacks": callbacks, "loggers": loggers}
         problems = [
             ConflictError(f"`{type(each).__name__}` changes the transforms of the dataset. {_TRANSFORM}")
             for each in self._algorithms
-            if effects.DROPS_PIXELS in each.placement.provides and Event.FIT_START in (each.events or ())
+            if isinstance(each, Algorithm)
+            and effects.DROPS_PIXELS in each.placement.provides
+            and Event.FIT_START in (each.events or ())
         ]
         unavailable = _UNAVAILABLE if loss is not None else _UNAVAILABLE | _WITHOUT_LOSS
-        refusals.raise_all([*problems, *refusals.conflicts(self._algorithms, unavailable)])
-        HostedRun(torch.nn.Identity(), max_duration="1ep", forward=forward, loss=loss)  # checks the functions
-        self._settings: dict[str, Any] = {"seed": seed, "callbacks": callbacks, "loggers": loggers}
+        given = {"unavailable": unavailable, "forward": forward, "loss": loss, **self._settings}
+        refusals.raise_all([*problems, *refusals.argument_problems(self._algorithms, **given)])
         self.run: HostedRun | None = None
         self._trainer: pl.Trainer | None = None
         self._steps: list[tuple[Any, ...]] = []  # the arguments of `training_step` after the batch, for a replay
@@ -165,12 +172,8 @@ class ComposeCallback(pl.Callback):
             self.loss = torch.compiler.disable(self.loss)  # type: ignore[method-assign, no-untyped-call]
         if stage != "fit":
             return
-        refusals.raise_all(_problems(trainer, pl_module, self._algorithms))
         self._is_resumed = False
-        settings: dict[str, Any] = {
-            "accumulate": trainer.accumulate_grad_batches,
-            "precision": _PRECISIONS.get(str(trainer.precision), Precision.FP32),
-        }
+        settings = _settings_of(trainer, pl_module)
         if self._has_run_of(pl_module):
             self._run().reconfigure(**settings)
         else:
@@ -225,6 +228,8 @@ class ComposeCallback(pl.Callback):
 
     def _training_step(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         run, is_split = self._run(), self._loss is not None
+        if run.manual:
+            return original(*args, **kwargs)
         batch, *others = args or (kwargs.pop("batch"),)
         if run.replay_index is None:
             self._steps.append((*others, kwargs))
@@ -239,7 +244,8 @@ class ComposeCallback(pl.Callback):
         return result
 
     def on_after_backward(self, *_: Any) -> None:
-        self._run().after_backward()
+        if not self._run().manual:
+            self._run().after_backward()
 
     def _log(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         """Log a value, except in repeated passes, whose weights are not the training weights."""
@@ -265,11 +271,12 @@ class ComposeCallback(pl.Callback):
         trainer.strategy.backward(loss / trainer.accumulate_grad_batches, getattr(optimizer, "optimizer", optimizer))
 
     def on_before_optimizer_step(self, *_: Any) -> None:  # Lightning clips gradients afterwards
-        self._run().after_gradients()
+        if not self._run().manual:
+            self._run().after_gradients()
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
         run = self._run()
-        if trainer.global_step != self._counted:
+        if run.manual or trainer.global_step != self._counted:
             self._counted = trainer.global_step
             self._steps.clear()
             run.end_batch()
@@ -343,14 +350,14 @@ class ComposeCallback(pl.Callback):
         return self.run is not None and self.run.model is pl_module
 
 
-def _problems(
-    trainer: pl.Trainer, module: pl.LightningModule, algorithms: Sequence[Algorithm]
-) -> Iterator[str | ConflictError]:
-    """Yield what hides steps or batches from the run, gives it no length, or conflicts with algorithms."""
+def _problems(trainer: pl.Trainer, module: pl.LightningModule) -> Iterator[str]:
+    """Yield what hides steps or batches from the run, or gives it no length."""
     callbacks: list[Any] = list(getattr(trainer, "callbacks", []))
-    unavailable: dict[Event | str, str] = {}
-    if not module.automatic_optimization:
-        yield "`automatic_optimization` must be True. In a loop of your own, use `composer.loop.HostedRun`."
+    if not module.automatic_optimization and trainer.max_steps > 0:
+        yield (
+            "`max_steps` must not be set with manual optimization, where it counts the steps of all optimizers, and "
+            "the run counts batches. Set `max_epochs`."
+        )
     if "dataloader_iter" in inspect.signature(module.training_step).parameters:
         yield "`training_step` must take a batch, got `dataloader_iter`. Write `training_step(self, batch, batch_idx)`."
     if type(trainer.strategy) is not SingleDeviceStrategy and not isinstance(trainer.strategy, DDPStrategy):
@@ -366,6 +373,13 @@ def _problems(
             yield f"{name} must not be used with `ComposeCallback`. Use `ComposeCallback([SWA()])` of composer-swa."
         if isinstance(callback, (BatchSizeFinder, LearningRateFinder)):
             yield f"{name}, which `Tuner` uses, must not run with `ComposeCallback`. Search with another `Trainer`."
+
+
+def _settings_of(trainer: pl.Trainer, module: pl.LightningModule) -> dict[str, Any]:
+    """Return arguments of `HostedRun` that follow from a trainer: its settings, and what it does not support."""
+    unavailable: dict[Event | str, str] = {}
+    for callback in getattr(trainer, "callbacks", []):
+        name = f"`{type(callback).__name__}`"
         if isinstance(callback, BaseFinetuning):
             unavailable[effects.FREEZES_WEIGHTS] = f"{name} freezes and unfreezes, too. Remove one."
         if isinstance(callback, getattr(pl.callbacks, "WeightAveraging", ())):  # Lightning 2.6
@@ -377,4 +391,10 @@ def _problems(
         )
     if str(trainer.precision) == "16-mixed":
         unavailable[effects.WRAPS_OPTIMIZER] = "The scaler of '16-mixed' steps without a closure. Use 'bf16-mixed'."
-    yield from refusals.conflicts(algorithms, unavailable)
+    return {
+        "manual": not module.automatic_optimization,
+        "accumulate": trainer.accumulate_grad_batches,
+        "precision": _PRECISIONS.get(str(trainer.precision), Precision.FP32),
+        "unavailable": unavailable,
+        "problems": _problems(trainer, module),
+    }

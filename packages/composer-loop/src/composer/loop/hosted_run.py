@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,11 +24,10 @@ from composer.core.data_spec import (
     warn_of_longer_epoch,
 )
 from composer.core.deferred_value import DeferredValue
-from composer.core.effects import CHANGES_BATCH_SIZE, SWAPS_WEIGHTS, Placement
+from composer.core.effects import SWAPS_WEIGHTS
 from composer.core.engine import Engine, Plan
 from composer.core.event import Event
 from composer.core.logging import Logger, LoggerDestination
-from composer.core.ordering import Ordering
 from composer.core.precision import Precision
 from composer.core.saving.optimizers import named
 from composer.core.state import State
@@ -37,12 +37,11 @@ from composer.loop.failed_step import describe_failed_step
 from composer.loop.generators import global_states, set_global_states
 from composer.loop.loss_terms import Count, LossTerms, share_of
 from composer.loop.position import LoaderPosition, set_epoch
-from composer.loop.refusals import conflicts, raise_all
+from composer.loop.refusals import HostFeatures, Problem, algorithms_in, argument_problems, failures, raise_all
 from composer.models.base import ComposerModel, total_loss
 from composer.utils import dist
-from composer.utils.iter_helpers import check_distinct, ensure_tuple
+from composer.utils.iter_helpers import ensure_tuple
 from composer.utils.misc import model_eval_mode, needs_closure
-from composer.utils.numbers import int_at_least
 from composer.utils.reproducibility import seed_context
 
 __all__ = ["HostedRun", "algorithms_in", "total_loss"]
@@ -129,6 +128,9 @@ class HostedRun:
         loss: `loss(outputs, batch) -> loss`; with an argument `reduction` if an algorithm needs the loss per example,
             and an argument or attribute `ignore_index` if it ignores labels.
         accumulate: Batches of the loader per step of the optimizers.
+        manual: The loop computes the gradients and steps the optimizers and schedulers itself, as often as it likes in
+            a batch, and calls `end_batch` after each batch of `epoch` in place of `loss`, `backward` and `step`.
+            Algorithms that act on losses or gradients are refused.
         seed: The seed of the first rank; rank r uses `seed + r`.
         precision: A `Precision` or its name. `loss` computes outputs and loss in it.
         callbacks: Callbacks.
@@ -136,11 +138,14 @@ class HostedRun:
         unavailable: Events that the host cannot announce and effects of algorithms that it does not support, with the
             reason or the way out, as a sentence. Algorithms that declare one are refused.
         host_provides: Effects of features of the host, such as CLIPS_GRADIENTS, which algorithms may exclude.
+        problems: What the host has found wrong with its own settings; it is raised together with all the rest.
         hooks: Where the host announces events, for `explain`.
 
     Attributes:
         state: The state.
         engine: The engine.
+        accumulate: Batches of the loader per step.
+        manual: The loop computes the gradients and steps the optimizers.
         replays: True in training if an optimizer needs the gradients of a step several times; see `closure`.
         replay_index: While a pass is repeated, its index in the step; otherwise None.
 
@@ -148,7 +153,7 @@ class HostedRun:
         TypeError: `model` is not a module, `forward` or `loss` is not callable, a callback is not a `Callback`, a
             scheduler has no `step`, or `dataloader` yields samples.
         ValueError: `accumulate` is below 1, `forward` is given without `loss`, or an optimizer shares parameters with
-            another.
+            another; or several arguments are wrong: one error names all of them.
         ConflictError: The host does not support an algorithm, or two algorithms exclude each other.
 
     Example:
@@ -183,34 +188,35 @@ class HostedRun:
         forward: Callable[[Any, Any], Any] | None = None,
         loss: Callable[[Any, Any], Any] | None = None,
         accumulate: int = 1,
+        manual: bool = False,
         seed: SupportsIndex = 0,
         precision: str | Precision = Precision.FP32,
         callbacks: Callback | Sequence[Callback] = (),
         loggers: LoggerDestination | Sequence[LoggerDestination] = (),
         unavailable: Mapping[Event | str, str] | None = None,
         host_provides: Iterable[str] = (),
+        problems: Iterable[Problem] = (),
         hooks: Mapping[Event, str] | None = None,
     ) -> None:
-        self.accumulate, self._hooks = int_at_least("accumulate", accumulate, 1), dict(hooks or {})
-        algorithms = algorithms_in(algorithms)
-        _check_supported(algorithms, unavailable, self.accumulate)
-        for each in ensure_tuple(callbacks):
-            if not isinstance(each, Callback):
-                hint = " Pass it in `algorithms`." if isinstance(each, Algorithm) else ""
-                raise TypeError(f"`callbacks` must be callbacks of composer, got {type(each).__name__}.{hint}")
-        for each in ensure_tuple(schedulers):
-            if not hasattr(each, "step"):
-                raise TypeError(
-                    f"`schedulers` must have a method `step`, got {each!r}. For a schedule of `composer.optim` pass "
-                    f"none, and add `run.state.schedulers = compile_composer_scheduler(schedule, run.state)`."
-                )
-        for name, function in (("forward", forward), ("loss", loss)):
-            if function is not None and not callable(function):
-                raise TypeError(f"`{name}` must be a function, got {function!r}.")
-        if loss is None and forward is not None:
-            raise ValueError("`loss` must be given together with `forward`. Pass `loss=lambda outputs, batch: ...`.")
-        if not isinstance(model, torch.nn.Module):
-            raise TypeError(f"`model` must be a `torch.nn.Module`, got {type(model).__name__}.")
+        found = argument_problems(
+            algorithms,
+            unavailable=unavailable,
+            host_provides=host_provides,
+            manual=manual,
+            accumulate=accumulate,
+            forward=forward,
+            loss=loss,
+            callbacks=callbacks,
+            loggers=loggers,
+            schedulers=schedulers,
+            seed=seed,
+            model=model,
+            max_duration=max_duration,
+            precision=precision,
+        )
+        loader_problems = failures(lambda: _check_loader(dataloader))
+        raise_all([*problems, *found, *_optimizer_problems(optimizers, model, loss), *loader_problems])
+        self.accumulate, self.manual, self._hooks = operator.index(accumulate), manual, dict(hooks or {})
         self._saver = _SaveMarker()
         self.state = state = State(
             model=model if loss is None else _WithLoss(model, forward_inputs if forward is None else forward, loss),
@@ -219,10 +225,9 @@ class HostedRun:
             precision=precision,
             optimizers=optimizers,
             schedulers=schedulers,
-            algorithms=[*algorithms, *([HostFeatures(host_provides)] if host_provides else [])],
+            algorithms=[*ensure_tuple(algorithms), *([HostFeatures(host_provides)] if host_provides else [])],
             callbacks=[*ensure_tuple(loggers), *ensure_tuple(callbacks), self._saver],
         )
-        self._check_optimizers()
         self._spec = dataloader if isinstance(dataloader, DataSpec) else DataSpec([])  # counts and transforms batches
         self._set_loader(dataloader)
         destinations = [each for each in state.callbacks if isinstance(each, LoggerDestination)]
@@ -273,9 +278,11 @@ class HostedRun:
         self,
         *,
         accumulate: int = 1,
+        manual: bool = False,
         precision: str | Precision = Precision.FP32,
         unavailable: Mapping[Event | str, str] | None = None,
         host_provides: Iterable[str] = (),
+        problems: Iterable[Problem] = (),
     ) -> None:
         """Replace settings of the host between two calls of `begin_fit`; algorithms keep their states.
 
@@ -283,9 +290,11 @@ class HostedRun:
 
         Args:
             accumulate: As in the constructor, like the others.
+            manual: The loop computes the gradients and steps the optimizers.
             precision: The precision.
             unavailable: Events and effects that the host does not support now.
             host_provides: Effects of features that the host has now.
+            problems: What the host has found wrong now.
 
         Raises:
             RuntimeError: Training has begun.
@@ -293,13 +302,20 @@ class HostedRun:
             ConflictError: The host does not support an algorithm with these settings.
         """
         self._require("reconfigure", _CREATED, _READY, hint="Call `end_fit` first, or `abort` after an exception.")
-        accumulate, precision = int_at_least("accumulate", accumulate, 1), Precision(precision)
         algorithms = [each for each in self.state.algorithms if not isinstance(each, HostFeatures)]
-        _check_supported(algorithms, unavailable, accumulate)
+        found = argument_problems(
+            algorithms,
+            unavailable=unavailable,
+            host_provides=host_provides,
+            manual=manual,
+            accumulate=accumulate,
+            precision=precision,
+        )
+        raise_all([*problems, *found])
         algorithms += [HostFeatures(host_provides)] if host_provides else []
-        Ordering(algorithms)  # raises ConflictError, before anything is changed
-        self.state.algorithms, self.state.precision = algorithms, precision
-        self.accumulate = self._position.accumulate = accumulate
+        self.state.algorithms, self.state.precision = algorithms, Precision(precision)
+        self.accumulate = self._position.accumulate = operator.index(accumulate)
+        self.manual = manual
         self._choose_autocast()
         if self.state.train_dataloader is not None:
             self._set_loader(self.state.train_dataloader)
@@ -336,7 +352,7 @@ class HostedRun:
         state = self.state
         if optimizers is not None:
             state.optimizers = optimizers
-        self._check_optimizers()
+        raise_all(_optimizer_problems(state.optimizers, state.model))
         self.engine.run_event(Event.BEFORE_LOAD)
         if self._loaded is not None and optimizers is not None:  # an algorithm may leave out what it has frozen
             self._load_algorithms(self._loaded)
@@ -479,7 +495,8 @@ class HostedRun:
                 warn_of_longer_epoch(state.dataloader, expected.value)
             for batch in group:
                 yield spec.microbatch_transforms(state.device.batch_to_device(batch))
-            self._require("the iteration of `epoch`", _EPOCH, hint="Call `loss`, `backward` and `step` for each batch.")
+            hint = "Call `end_batch`" if self.manual else "Call `loss`, `backward` and `step`"
+            self._require("the iteration of `epoch`", _EPOCH, hint=f"{hint} for each batch.")
         else:  # the run is over, maybe in the middle of an epoch
             if not self._position.is_at_end():
                 self._position.finish()
@@ -583,6 +600,11 @@ class HostedRun:
 
     def _begin_pass(self, batch: Any) -> Any:
         """Return a copy of the batch of a pass, after BEFORE_TRAIN_BATCH in the first pass of a step."""
+        if self.manual:
+            raise RuntimeError(
+                "With `manual=True` the loop computes losses and gradients itself, and then calls `end_batch`. Call "
+                "your own functions, or leave `manual` out."
+            )
         hint = "Get the batch from `epoch` or `after_dataloader`, then call `backward` and `step`."
         self._require("before_forward", _BATCH, *(() if self._weights else (_GRADIENTS,)), hint=hint)
         self._random.enter()
@@ -775,7 +797,8 @@ class HostedRun:
         Raises:
             RuntimeError: No gradients were computed.
         """
-        self._require("end_batch", _GRADIENTS, hint="Call it after the step of the optimizers.")
+        phase = _BATCH if self.manual else _GRADIENTS
+        self._require("end_batch", phase, hint="Call it after the step of the optimizers.")
         state = self.state
         now = time.perf_counter()
         lap, self._lap_start = now - self._lap_start, now
@@ -1082,33 +1105,13 @@ class HostedRun:
         state = self.state
         if dataloader is None:
             return
+        _check_loader(dataloader)
         if isinstance(dataloader, DataSpec):
             self._spec, dataloader = dataloader, dataloader.dataloader
-        check_yields_batches("dataloader", dataloader)
         state.train_dataloader = dataloader
         state.set_dataloader(dataloader, "train")
         if state.dataloader_len is not None:
             state.dataloader_len = -(-state.dataloader_len.value // self.accumulate)
-
-    def _check_optimizers(self) -> None:
-        """Raise ValueError unless each parameter has one optimizer, and each optimizer one of the model's."""
-        names = {id(parameter): name for name, parameter in self.state.model.named_parameters()}
-        seen: set[int] = set()
-        for optimizer in self.state.optimizers:
-            own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-            kind = type(optimizer).__name__
-            if own and own.isdisjoint(names):
-                raise ValueError(
-                    f"`optimizers` must hold parameters of `model`, got {kind}, none of whose {len(own)} parameters is "
-                    f"in the model. Create it from `run.model.parameters()` after `run.init()`."
-                )
-            if own & seen:
-                shared = ", ".join(sorted(names.get(each, "?") for each in own & seen)[:3])
-                raise ValueError(
-                    f"`optimizers` must hold different parameters, but {kind} shares {len(own & seen)} with one before "
-                    f"it: {shared}. Each parameter is trained by one optimizer."
-                )
-            seen |= own
 
 
 class _WithLoss(ComposerModel):
@@ -1149,22 +1152,6 @@ def forward_inputs(module: Any, batch: Any) -> Any:
             f"Pass for example `forward=lambda module, batch: module(**batch)`."
         )
     return module(batch[0])
-
-
-class HostFeatures(Algorithm):
-    """Declare the effects of features of the host, so that algorithms may exclude them. It never acts.
-
-    Args:
-        effects: The effects.
-    """
-
-    events: frozenset[Event] | None = frozenset()
-
-    def __init__(self, effects: Iterable[str]) -> None:
-        self.placement = Placement(provides=effects)
-
-    def apply(self, event: Event, state: State, logger: Logger) -> None:
-        """Never called."""
 
 
 class _SaveMarker(Callback):
@@ -1238,34 +1225,35 @@ class _RandomStream:
             module.set_rng_state(state.cpu())
 
 
-def algorithms_in(algorithms: Algorithm | Sequence[Algorithm] | None) -> tuple[Algorithm, ...]:
-    """Return one or several algorithms, or none, as a tuple.
+def _optimizer_problems(optimizers: Any, model: Any, loss: Any = None) -> Iterator[Problem]:
+    """Yield a message for each optimizer that has no parameter of the model, or one that another optimizer has."""
+    modules = [each for each in (model, loss) if isinstance(each, torch.nn.Module)]
+    names = {id(parameter): name for module in modules for name, parameter in module.named_parameters()}
+    seen: set[int] = set()
+    for optimizer in ensure_tuple(optimizers):
+        if not hasattr(optimizer, "param_groups"):
+            yield TypeError(f"`optimizers` must be optimizers, got {type(optimizer).__name__}.")
+            continue
+        own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        kind = type(optimizer).__name__
+        if own and own.isdisjoint(names) and isinstance(model, torch.nn.Module):
+            yield (
+                f"`optimizers` must hold parameters of `model`, got {kind}, none of whose {len(own)} parameters is in "
+                f"the model. Create it from `run.model.parameters()` after `run.init()`."
+            )
+        if own & seen:
+            shared = ", ".join(sorted(names.get(each, "?") for each in own & seen)[:3])
+            yield (
+                f"`optimizers` must hold different parameters, but {kind} shares {len(own & seen)} with one before it: "
+                f"{shared}. Each parameter is trained by one optimizer."
+            )
+        seen |= own
 
-    Args:
-        algorithms: The argument of a user.
 
-    Raises:
-        TypeError: An object is not an algorithm.
-        ValueError: An algorithm is given twice.
-    """
-    several: tuple[Any, ...] = ensure_tuple(algorithms)
-    for each in several:
-        if not isinstance(each, Algorithm):
-            kind = each.__name__ if isinstance(each, type) else type(each).__name__
-            what = f"the class `{kind}`; pass `{kind}(...)`" if isinstance(each, type) else kind
-            raise TypeError(f"`algorithms` must be `Algorithm` objects, got {what}.")
-    check_distinct("algorithms", several)
-    return several
-
-
-def _check_supported(
-    algorithms: Sequence[Algorithm], unavailable: Mapping[Event | str, str] | None, accumulate: int
-) -> None:
-    """Raise ConflictError if algorithms need an event or have an effect that the host does not support."""
-    unavailable = dict(unavailable or {})
-    if accumulate > 1:
-        unavailable[CHANGES_BATCH_SIZE] = "Use `accumulate=1`, since the batches of the loader change."
-    raise_all(conflicts(algorithms, unavailable))
+def _check_loader(dataloader: Any) -> None:
+    """Raise TypeError if training data yields samples."""
+    if dataloader is not None:
+        check_yields_batches("dataloader", dataloader.dataloader if isinstance(dataloader, DataSpec) else dataloader)
 
 
 def _sum_over_ranks(state: State, counts: Count | list[float]) -> torch.Tensor:

@@ -1,25 +1,159 @@
-"""Refusals of what a loop of another library cannot do: all of them in one error, before anything is trained."""
+"""Refusals of arguments, and of what a host cannot do: all of them in one error, before anything is trained."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
 from composer.core.algorithm import Algorithm, declared_events, declared_placement
-from composer.core.effects import CHANGES_BATCH_SIZE, PHRASES, REPLACES_MODEL
+from composer.core.callback import Callback
+from composer.core.effects import CHANGES_BATCH_SIZE, PHRASES, REPLACES_MODEL, WRAPS_OPTIMIZER, Placement
 from composer.core.event import Event
+from composer.core.logging import Logger, LoggerDestination
 from composer.core.ordering import ConflictError, Ordering
+from composer.core.state import State
 from composer.models.base import ComposerModel
+from composer.utils.iter_helpers import check_distinct, ensure_tuple
+from composer.utils.numbers import int_at_least
+
+Problem: TypeAlias = str | Exception
+"""What is wrong: a message about a value, or the error that a check has raised."""
 
 UNAVAILABLE: dict[Event | str, str] = {  # in every host
     REPLACES_MODEL: "Pass the model that you want to train.",
     CHANGES_BATCH_SIZE: "The host loads and counts batches in advance. Use the `Trainer` of composer.",
 }
+_EVENTS = list(Event)
+_MANUAL: dict[Event | str, str] = {  # where the loop computes gradients and steps by itself
+    **dict.fromkeys(
+        _EVENTS[_EVENTS.index(Event.BEFORE_TRAIN_BATCH) : _EVENTS.index(Event.AFTER_TRAIN_BATCH) + 1],
+        "With manual optimization, losses and gradients are the loop's. Leave the algorithm out, or use the `Trainer` "
+        "of composer with a model that has a method `begin_turn`.",
+    ),
+    WRAPS_OPTIMIZER: "With manual optimization, the loop steps without a closure. Leave the algorithm out.",
+}
 
 
-def conflicts(algorithms: Sequence[Algorithm], unavailable: Mapping[Event | str, str]) -> Iterator[ConflictError]:
+class HostFeatures(Algorithm):
+    """Declare the effects of features of the host, so that algorithms may exclude them. It never acts.
+
+    Args:
+        effects: The effects.
+    """
+
+    events: frozenset[Event] | None = frozenset()
+
+    def __init__(self, effects: Iterable[str]) -> None:
+        self.placement = Placement(provides=effects)
+
+    def apply(self, event: Event, state: State, logger: Logger) -> None:
+        """Never called."""
+
+
+def algorithms_in(algorithms: Algorithm | Sequence[Algorithm] | None) -> tuple[Algorithm, ...]:
+    """Return one or several algorithms, or none, as a tuple.
+
+    Args:
+        algorithms: The argument of a user.
+
+    Raises:
+        TypeError: An object is not an algorithm.
+        ValueError: An algorithm is given twice.
+    """
+    several: tuple[Any, ...] = ensure_tuple(algorithms)
+    others = [each for each in several if not isinstance(each, Algorithm)]
+    if others:
+        words = [
+            f"the class `{each.__name__}`; pass `{each.__name__}(...)`"
+            if isinstance(each, type)
+            else type(each).__name__
+            for each in others
+        ]
+        raise TypeError(f"`algorithms` must be `Algorithm` objects, got {', and '.join(words)}.")
+    check_distinct("algorithms", several)
+    return several
+
+
+def argument_problems(
+    algorithms: Any,
+    *,
+    unavailable: Mapping[Event | str, str] | None = None,
+    host_provides: Iterable[str] = (),
+    manual: bool = False,
+    accumulate: Any = 1,
+    forward: Any = None,
+    loss: Any = None,
+    callbacks: Any = (),
+    loggers: Any = (),
+    schedulers: Any = (),
+    seed: Any = 0,
+    **settings: Any,
+) -> Iterator[Problem]:
+    """Yield everything that is wrong with arguments of `HostedRun`, apart from its optimizers and data.
+
+    Args:
+        algorithms: As in `HostedRun`, like the others.
+        unavailable: What the host does not support.
+        host_provides: Effects of features of the host.
+        manual: The loop computes the gradients and steps the optimizers.
+        accumulate: Batches per step.
+        forward: Computes the outputs.
+        loss: Computes the loss.
+        callbacks: Callbacks.
+        loggers: Loggers.
+        schedulers: Learning-rate schedulers.
+        seed: The seed.
+        **settings: Arguments of `State`, which checks them: `model`, `max_duration` and `precision`.
+    """
+    yield from failures(
+        lambda: algorithms_in(algorithms),
+        lambda: int_at_least("accumulate", accumulate, 1),
+        *(functools.partial(State, **{"model": torch.nn.Identity(), name: value}) for name, value in settings.items()),
+    )
+    if not hasattr(seed, "__index__"):
+        yield TypeError(f"`seed` must be an integer, got {seed!r}.")
+    for name, function in (("forward", forward), ("loss", loss)):
+        if function is not None and not callable(function):
+            yield TypeError(f"`{name}` must be a function, got {function!r}.")
+    if loss is None and forward is not None:
+        yield "`loss` must be given together with `forward`. Pass `loss=lambda outputs, batch: ...`."
+    for name, objects, kind in (("callbacks", callbacks, Callback), ("loggers", loggers, LoggerDestination)):
+        for each in ensure_tuple(objects):
+            if not isinstance(each, kind):
+                hint = " Pass it in `algorithms`." if isinstance(each, Algorithm) else ""
+                yield TypeError(f"`{name}` must be {name} of composer, got {type(each).__name__}.{hint}")
+    for each in ensure_tuple(schedulers):
+        if not hasattr(each, "step"):
+            yield TypeError(
+                f"`schedulers` must have a method `step`, got {each!r}. For a schedule of `composer.optim` pass "
+                f"none, and add `run.state.schedulers = compile_composer_scheduler(schedule, run.state)`."
+            )
+    if manual and (accumulate != 1 or ensure_tuple(schedulers)):
+        yield (
+            "`accumulate` and `schedulers` must not be given with `manual=True`, where the loop steps by itself. Call "
+            "`scheduler.step()` in the loop."
+        )
+    unavailable = {**(unavailable or {}), **(_MANUAL if manual else {})}
+    if accumulate != 1:
+        unavailable[CHANGES_BATCH_SIZE] = "Use `accumulate=1`, since the batches of the loader change."
+    features = [HostFeatures(host_provides)] if host_provides else []
+    known = {id(each): each for each in ensure_tuple(algorithms) if isinstance(each, Algorithm)}
+    yield from conflicts([*known.values(), *features], unavailable)
+
+
+def failures(*checks: Callable[[], object]) -> Iterator[Exception]:
+    """Yield the errors that checks of values raise."""
+    for check in checks:
+        try:
+            check()
+        except (TypeError, ValueError, RuntimeError) as error:
+            yield error
+
+
+def conflicts(algorithms: Sequence[Algorithm], unavailable: Mapping[Event | str, str]) -> Iterator[Exception]:
     """Yield an error for each event or effect of an algorithm that a host does not support, and for excluded pairs.
 
     Args:
@@ -41,21 +175,20 @@ def conflicts(algorithms: Sequence[Algorithm], unavailable: Mapping[Event | str,
             else:
                 continue
             reasons.add(advice)
-    try:
-        Ordering(algorithms)
-    except ConflictError as error:
-        yield error
+    for problem in failures(lambda: Ordering(algorithms)):
+        yield from map(type(problem), str(problem).splitlines())
 
 
-def raise_all(problems: Iterable[str | ConflictError]) -> None:
+def raise_all(problems: Iterable[Problem]) -> None:
     """Raise one error with all problems, if there are any.
 
     Args:
-        problems: Messages about settings, and conflicts of algorithms.
+        problems: The problems.
 
     Raises:
         ConflictError: A conflict is among the problems.
-        ValueError: There are messages only.
+        TypeError: All of them are of this class.
+        ValueError: There are other problems.
     """
     problems = list(problems)
     if not problems:
@@ -63,7 +196,12 @@ def raise_all(problems: Iterable[str | ConflictError]) -> None:
     message = str(problems[0])
     if len(problems) > 1:
         message = "\n- ".join([f"{len(problems)} problems must be solved before training:", *map(str, problems)])
-    raise (ConflictError if any(isinstance(each, ConflictError) for each in problems) else ValueError)(message)
+    kind: type[Exception] = ValueError
+    if any(isinstance(each, ConflictError) for each in problems):
+        kind = ConflictError
+    elif all(isinstance(each, TypeError) for each in problems):
+        kind = TypeError
+    raise kind(message)
 
 
 def distribution_problems(accelerator: Any) -> Iterator[str]:
