@@ -25,3 +25,8 @@ def test_the_pictures_of_a_readme_exist(package: Package) -> None:
 @pytest.mark.parametrize("picture", PICTURES, ids=lambda picture: picture.name)
 def test_pictures_are_small(picture: Path) -> None:
     assert picture.stat().st_size < 60 * KILOBYTE
+
+
+@pytest.mark.parametrize("picture", [each for each in PICTURES if each.suffix == ".svg"], ids=lambda each: each.name)
+def test_a_chart_follows_a_dark_page(picture: Path) -> None:
+    assert "@media (prefers-color-scheme: dark)" in picture.read_text(encoding="utf-8")

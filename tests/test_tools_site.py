@@ -229,6 +229,31 @@ def test_the_page_of_methods_has_a_row_for_each() -> None:
     assert "[SequencePacking]" in unknown
 
 
+def test_the_gallery_has_a_card_of_each_method_with_what_it_changes_and_its_verdicts() -> None:
+    text = methods.gallery(WORKSPACE)
+    found = re.findall(r'<div class="method ([\w ]+)" markdown>\n.*?\*\*\[(\w+)\]', text, re.DOTALL)
+    cards = {name: classes.split() for classes, name in found}
+
+    assert set(cards) == {cls.__name__ for cls in pairs.classes()}
+    changes = dict(re.findall(r'value="(change\d)">([^<]+)<', text))
+    assert [changes[each] for each in cards["Muon"] if each in changes] == ["optimize"]
+    assert {"images", "tokens"} <= set(cards["Muon"])
+    assert ("images" in cards["Alibi"], "tokens" in cards["Alibi"]) == (False, True)
+    assert all(changes.keys() & set(classes) for classes in cards.values())
+    muon = text.partition("**[Muon](packages/composer-muon/README.md)**")[2].partition("</div>")[0]
+    assert re.search(r"_gain: .*shakespeare.*_\{ \.gain \}", muon)
+    assert "](images/muon.svg){ loading=lazy }\n**[Muon]" in text
+
+
+def test_the_programs_of_the_front_page_are_short() -> None:
+    text = (ROOT / "tools" / "site" / "guides" / "index.md").read_text(encoding="utf-8")
+    tabs = text.partition('=== "')[2].partition("\n## ")[0]
+    programs = re.findall(r"```py(?:thon)?\n(.*?)\n    ```", tabs, re.DOTALL)
+
+    assert len(programs) == 3
+    assert [program for program in programs if len(program.splitlines()) > 12] == []
+
+
 # ---- the reference ---------------------------------------------------------------------------------------------------
 
 
@@ -469,6 +494,19 @@ def test_the_search_works_without_a_server(tmp_path: Path) -> None:
     results = document[document.index('class="md-search-result"') :]
     assert "packages/composer-mixup/index.html" in results
     assert "reference/composer.algorithms.mixup.html" in results
+
+
+@built
+@in_browser
+def test_the_search_finds_words_with_other_endings(tmp_path: Path) -> None:
+    found = []
+    for word in ("stopping", "stopped"):
+        document, _ = browse(f"index.html?q={word}", tmp_path / word)
+        results = document[document.index('class="md-search-result"') :]
+        found.append(re.findall(r'href="([^"#?]+)', results))
+
+    assert found[0] == found[1]
+    assert any("how_do_i.html" in address for address in found[0])
 
 
 @built

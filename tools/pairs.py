@@ -106,12 +106,15 @@ def text_of(results: Sequence[Pair]) -> str:
             f"Of {len(results)} pairs of {len(classes())} algorithms, {free} compose in either order, {len(ordered)}\n"
             f"compose in one order, which the engine chooses, and {len(refused)} are refused. "
             f"{len(discouraged)} get a warning.\n",
-            "## Ordered\n",
-            table(("first", "then", "because"), sorted((p.first, p.second, p.ordered) for p in ordered)),
             "## Refused\n",
             table(("algorithm", "and", "because"), sorted((p.first, p.second, p.refused) for p in refused)),
             "## Warnings\n",
             table(("algorithm", "and", "because"), sorted((p.first, p.second, p.discouraged) for p in discouraged)),
+            "## Ordered\n",
+            folded(
+                f"{len(ordered)} pairs of which the engine puts one first",
+                table(("first", "then", "because"), sorted((p.first, p.second, p.ordered) for p in ordered)),
+            ),
         )
     )
 
@@ -120,6 +123,11 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a table in Markdown, its rows as given."""
     lines = [heads, ["---"] * len(heads), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def folded(summary: str, text: str) -> str:
+    """Return a Markdown text of which a page shows one line until its reader opens it."""
+    return f"<details markdown>\n<summary>{summary}</summary>\n\n{text}\n</details>\n"
 
 
 def main() -> None:

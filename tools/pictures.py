@@ -237,9 +237,11 @@ def render(name: str) -> bytes:
         torch.default_generator.manual_seed(6)
         if picture.suffix == "svg":
             return as_svg(picture.draw).encode()
-        with matplotlib.rc_context(matplotlib.rcParamsDefault), matplotlib.rc_context(STYLE):
-            picture.draw().savefig(file, format="png", dpi=DPI)
-    image = Image.open(file).convert("RGB").quantize(160, dither=Image.Dither.NONE)
+        # A transparent ground and a gray that is read on white and on black suit light and dark pages.
+        style = {**STYLE, "text.color": "#787f8a"}
+        with matplotlib.rc_context(matplotlib.rcParamsDefault), matplotlib.rc_context(style):
+            picture.draw().savefig(file, format="png", dpi=DPI, transparent=True)
+    image = Image.open(file).quantize(256, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
     small = io.BytesIO()
     image.save(small, format="png", optimize=True)
     return small.getvalue()

@@ -41,7 +41,7 @@ def write(folder: Path, *, run_tutorials: bool) -> list[api.PublicName]:
     places = pages.places(workspace)
     entries = api.names(api.public(workspace))
     texts = api.pages(entries)
-    files = {name: _SITE / name for name in ("style.css", "iframe-worker.js")}
+    files = {name: _SITE / name for name in ("style.css", "iframe-worker.js", "search.js")}
 
     references = [path for path in texts if path != "reference/index.md"]
     homes = _modules_by_package(workspace, [Path(path).stem for path in references])
@@ -56,6 +56,11 @@ def write(folder: Path, *, run_tutorials: bool) -> list[api.PublicName]:
     acting = methods.acting()
     for mark, drawn in _DIAGRAMS.items():
         texts["how_it_works.md"] = texts["how_it_works.md"].replace(mark, loop.diagram(acting, drawn))
+
+    repository = workspace.settings.get("repository")
+    links = f"[Repository]({repository}) | [Registry](https://pypi.org/project/composer-all/)" if repository else ""
+    for mark, shown in {"<!-- gallery -->": methods.gallery(workspace), "<!-- links -->": links}.items():
+        texts["index.md"] = texts["index.md"].replace(mark, shown)
 
     results = pairs.pairs()
     texts["methods.md"] = methods.page(workspace, results)
@@ -89,6 +94,8 @@ def write(folder: Path, *, run_tutorials: bool) -> list[api.PublicName]:
     (folder / "names.json").write_text(json.dumps(imported), encoding="utf-8")  # for `examples`
     navigation = json.dumps(pages.navigation(workspace, ["reference/index.md", *references]))  # JSON is YAML
     configuration = (_SITE / "mkdocs.yml").read_text(encoding="utf-8")
+    if repository:
+        configuration += f"\nrepo_url: {repository}\n"
     (folder / "mkdocs.yml").write_text(f"{configuration}\nnav: {navigation}\n", encoding="utf-8")
     return entries
 

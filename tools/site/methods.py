@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from composer.core import Algorithm, Event
@@ -12,7 +14,7 @@ from composer.evidence.methods import METHODS
 from composer.evidence.page import cells, conditions, ranked
 from composer.evidence.task import load_task
 from tools import pairs
-from tools.workspace import Workspace
+from tools.workspace import ROOT, Workspace
 
 _HEAD = """---
 hide: [toc]
@@ -20,9 +22,10 @@ hide: [toc]
 
 # Which methods for my task
 
-A method that paid in its paper need not pay on your data. Look here for candidates; then measure them on your task,
-against plain training that is tuned as well: [composer-evidence](packages/composer-evidence/README.md) does that, and
-[a tutorial](tutorials/which_methods.md) shows how. The engine [refuses what must not be combined](pairs.md).
+A method that paid in its paper need not pay on your data. Look here, or [at their pictures](index.md#the-methods), for
+candidates; then measure them on your task, against plain training that is tuned as well:
+[composer-evidence](packages/composer-evidence/README.md) does that, and [a tutorial](tutorials/which_methods.md) shows
+how. The engine [refuses what must not be combined](pairs.md).
 The tasks are small, and **their figures are being measured again**, see [below](#what-was-measured).
 """
 _MEASURED = """## What was measured
@@ -87,6 +90,7 @@ MODELS = {
     "ZLoss": "logits of classes or tokens",
 }
 _IMAGES = {"AugMix", "RandAugment"}  # are not in the ledger's list of methods
+_PICTURE = re.compile(r"!\[([^\]]+)\]\(images/([^)]+)\)")
 _TOKENS = {"ChunkedCrossEntropy", "SequencePacking"}
 
 
@@ -127,7 +131,7 @@ def page(workspace: Workspace, results: Iterable[pairs.Pair]) -> str:
             for name in sorted(cards)
             if _kind(name) == kind
         ]
-        parts += [f"### {title}\n", pairs.table(_METHOD_COLUMNS, rows)]
+        parts.append(pairs.folded(f"{title}: {len(rows)} methods", pairs.table(_METHOD_COLUMNS, rows)))
     parts.append(_MEASURED)
     for (task, _), entries in tasks.items():
         measured = [(_linked(row[0], cards), _short(row[1]), *row[2:]) for row in map(cells, entries)]
@@ -135,13 +139,68 @@ def page(workspace: Workspace, results: Iterable[pairs.Pair]) -> str:
         parts += [
             f"### {task}\n",
             f"{load_task(task).summary} {conditions(entries)}\n",
-            pairs.table(
-                [_COLUMNS[i] for i in filled], [[row[i].replace("|", "\\|") for i in filled] for row in measured]
+            pairs.folded(
+                f"{len(entries)} rows",
+                pairs.table(
+                    [_COLUMNS[i] for i in filled], [[row[i].replace("|", "\\|") for i in filled] for row in measured]
+                ),
             ),
             *(f"- {row[0]}: {row[1]}" for row in map(cells, entries) if _short(row[1]) != row[1]),
             "",
         ]
     return "\n".join(parts)
+
+
+def gallery(workspace: Workspace) -> str:
+    """Return a card of each method, with its picture and its verdicts, and two rows of buttons that choose among them.
+
+    What a method changes is its row in the table of methods in the README of the repository.
+
+    Args:
+        workspace: The packages.
+    """
+    table = (ROOT / "README.md").read_text(encoding="utf-8").partition("| methods | packages |")[2].partition("\n\n")[0]
+    groups = [re.findall(r"(?<=\| )[^|]+(?= \|)", row) for row in table.splitlines()[2:]]
+    changes = {f"change{index}": title for index, (title, _) in enumerate(groups)}
+    tasks = ranked([Ledger(PUBLISHED)])
+    cards = []
+    for name, (place, description) in sorted(_cards(workspace).items()):
+        package = workspace[Path(place).parent.name]
+        kind = _kind(name)
+        classes = ["images", "tokens"] if kind == "any" else [kind]
+        classes += [key for key, (_, row) in zip(changes, groups, strict=True) if f"(packages/{package.name})" in row]
+        picture = _PICTURE.search((package.path / "README.md").read_text(encoding="utf-8"))
+        shown = f"![{picture[1]}](images/{picture[2]}){{ loading=lazy }}" if picture else ""
+        found: dict[str, list[str]] = defaultdict(list)
+        for (task, _), entries in tasks.items():
+            for entry in entries:
+                if entry["method"] == name:
+                    found[entry["verdict"]["word"]].append(task)
+        verdicts = " ".join(f"_{word}: {', '.join(where)}_{{ .{word.split()[0]} }}" for word, where in found.items())
+        text = f"{shown}\n**[{name}]({place})** {description}\n{verdicts or '_not measured_'}"
+        cards.append(f'<div class="method {" ".join(classes)}" markdown>\n{text}\n</div>')
+    kinds = {"images": "images", "tokens": "text"}
+    rules = (
+        f".gallery:has([value={value}]:checked) .method:not(.{value}) {{display: none}}" for value in (*kinds, *changes)
+    )
+    return "\n".join(
+        [
+            '<div class="gallery" markdown>',
+            f"<style>{' '.join(rules)}</style>",
+            _buttons("data", "any data", kinds),
+            _buttons("change", "all methods", changes),
+            *cards,
+            "</div>",
+        ]
+    )
+
+
+def _buttons(name: str, every: str, options: Mapping[str, str]) -> str:
+    labels = [f'<label><input type="radio" name="{name}" value="all" checked>{every}</label>']
+    labels += [
+        f'<label><input type="radio" name="{name}" value="{value}">{options[value]}</label>' for value in options
+    ]
+    return f"<fieldset>{''.join(labels)}</fieldset>"
 
 
 def _answer(cards: Mapping[str, tuple[str, str]], tasks: Mapping[tuple[str, str], list[dict[str, Any]]]) -> str:

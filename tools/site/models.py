@@ -22,6 +22,7 @@ Each has its loss and its metrics, and trains in the Trainer or in your own loop
 [your own module](packages/composer-models/README.md#your-own-module). The numbers of their parameters, and the methods
 that they do not train with, are in the [table of the package](packages/composer-models/README.md#models).
 """
+_ARGUMENTS = ("argument", "default", "meaning")
 _ATTRIBUTION = re.compile(r"^(Source|Differs): ", re.MULTILINE)
 
 
@@ -51,22 +52,20 @@ def page(workspace: Workspace, names: Iterable[PublicName]) -> str:
     """
     references = {each.name: each for each in names if each.definition}
     cards = [(name, package, _card(name, made)) for package, name, made in models(workspace)]
-    index = [
-        (f"[{name}](#{name})", text.partition("\n")[0], f"[{package.name}](packages/{package.name}/README.md)")
-        for name, package, text in cards
-    ]
-    parts = [_HEAD, pairs.table(("model", "what it is", "package"), index)]
-    for name, _, text in cards:
+    index = [(f"[{name}](#{name})", text.partition("\n")[0]) for name, _, text in cards]
+    parts = [_HEAD, pairs.table(("model", "what it is"), index)]
+    for name, package, text in cards:
         reference = references[name]
         head, _, rest = text.partition("\n\n")
         drawn = networks.picture(networks.EXAMPLES[name])
         parts.append(f'## {name} {{ id="{name}" }}\n\n{head}\n\n{drawn}\n\n{rest}')
-        parts.append(f"[Reference]({page_of_module(reference.page)}#{reference.definition})\n")
+        links = f"[Reference]({page_of_module(reference.page)}#{reference.definition})"
+        parts.append(f"{links} | [{package.name}](packages/{package.name}/README.md)\n")
     return "\n".join(parts)
 
 
 def _card(name: str, made: Callable[..., Any]) -> str:
-    """Return the description, the arguments and the attribution of a model from its docstring."""
+    """Return the description of a model from its docstring, and folded, what else it says."""
     paths = {name: f"composer.models.{name}", "torch": "torch"}
     text = with_imports(inspect.cleandoc(made.__doc__ or ""), paths.get)
     start = _ATTRIBUTION.search(text)
@@ -81,11 +80,12 @@ def _card(name: str, made: Callable[..., Any]) -> str:
     examples = "".join(
         f"```python\n{_program(each.description or each.snippet or '')}\n```\n\n" for each in parsed.examples
     )
-    described = "\n\n".join(filter(None, (parsed.short_description, parsed.long_description)))
     cells = [[cell.replace("|", "\\|") for cell in row] for row in rows]
-    table = pairs.table(("argument", "default", "meaning"), cells)
     origins = _ATTRIBUTION.sub(r"\n**\1**: ", re.sub("\n +", "\n", attribution))
-    return f"{described}\n\n{table}\n{examples}{origins}\n"
+    details = "\n\n".join(
+        filter(None, (parsed.long_description, f"{pairs.table(_ARGUMENTS, cells)}\n{examples}{origins}\n"))
+    )
+    return f"{parsed.short_description}\n\n{pairs.folded('Batches, arguments, an example, and its source', details)}"
 
 
 def _default(value: Any) -> str:

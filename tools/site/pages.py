@@ -37,12 +37,14 @@ _GUIDES = (
     "export",
     "debugging",
 )
+_FIRST = ("index", "start", "how_it_works")
 _INDEXES = ("pairs.md", "compatibility.md", "packages/composer-core/HOSTS.md")
 _CELL = re.compile(r"(?<=\| )[\w-]+(?= \|)")
 # Links to what writes a page lead to that page.
 _WRITTEN = {
     _SITE / "methods.py": "methods.md",
     _SITE / "models.py": "models.md",
+    Path(__file__): "changelogs.md",
     ROOT / "tools" / "pairs.py": "pairs.md",
     ROOT / "tools" / "compatibility.py": "compatibility.md",
 }
@@ -52,14 +54,14 @@ _TUTORIALS = ("first_run", "own_algorithm", "finetune_transformers", "which_meth
 def places(workspace: Workspace) -> dict[Path, str]:
     """Return `{file of the repository: page}` for the pages that are written by hand, and for programs that write one.
 
-    The front page is the guide `start`, to which links to the README of the repository lead, too.
+    Links to the README of the repository lead to the front page, which is the guide `index`.
 
     Args:
         workspace: The packages.
     """
     guides, tutorials = _SITE / "guides", _SITE / "tutorials"
-    found = {ROOT / "README.md": "index.md", guides / "start.md": "index.md"}
-    found[guides / "how_it_works.md"] = "how_it_works.md"
+    found = {ROOT / "README.md": "index.md"}
+    found |= {guides / f"{name}.md": f"{name}.md" for name in _FIRST}
     found |= {guides / f"{name}.md": f"guides/{name}.md" for name in _GUIDES}
     found |= {tutorials / f"{name}.ipynb": f"tutorials/{name}.md" for name in _TUTORIALS}
     found[ROOT / "CONTRIBUTING.md"] = "project/contributing.md"
@@ -210,7 +212,7 @@ def finished(text: str, page: str, workspace: Workspace) -> str:
         text = re.sub(r"^# .*", f"# Changelog of {rest.removesuffix('/CHANGELOG.md')}", text)
     elif folder == "reference" and rest != "index.md":
         lines.append(f"title: {rest.removesuffix('.md')}\n")
-    if folder in ("index.md", "how_it_works.md", "guides", "tutorials"):
+    if folder in (*(f"{name}.md" for name in _FIRST), "guides", "tutorials"):
         lines.append("search: {boost: 1.5}\n")
     elif page.endswith("/CHANGELOG.md"):
         lines.append("search: {boost: 0.3}\n")
@@ -249,7 +251,7 @@ def navigation(workspace: Workspace, references: Iterable[str]) -> list[object]:
         else:
             others.append(entry)
     return [
-        {"Start": ["index.md", "how_it_works.md", {"Tutorials": [f"tutorials/{name}.md" for name in _TUTORIALS]}]},
+        {"Start": [*(f"{name}.md" for name in _FIRST), {"Tutorials": [f"tutorials/{name}.md" for name in _TUTORIALS]}]},
         {"Methods": ["methods.md", "pairs.md", {"Cards": methods}]},
         {"Models": "models.md"},
         {"Guides": [f"guides/{name}.md" for name in _GUIDES]},

@@ -31,6 +31,8 @@ STYLE: Any = {
 _LINES = ("#6b7280", "#d55e00", "#0072b2", "#009e73", "#cc79a7")  # distinguishable with color blindness
 _COLORS = {"gain": BLUE, "loss": ORANGE}
 _INK = "#010101"  # matplotlib omits black, so that a page could not replace it
+# A picture is shown by pages that cannot style it, so it follows the reader's system itself; hues keep their names.
+_DARK = "@media (prefers-color-scheme: dark){svg{filter:invert(.88) hue-rotate(180deg)}}"
 _OF_PAGE = {_INK: "--ink", BLUE: "--good", ORANGE: "--bad", GRAY: "--soft"}
 _OF_PAGE |= {color: f"--c{index}" for index, color in enumerate(_LINES)}
 _KEYS = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
@@ -52,7 +54,7 @@ def make_axes(xlabel: str = "", ylabel: str = "", width: float = 6.4, height: fl
 
 
 def as_svg(draw: Callable[[], Figure], style: Mapping[Any, Any] | None = None) -> str:
-    """Return a figure as an SVG file that is the same for the same figure.
+    """Return a figure as an SVG file that is the same for the same figure, and dark for readers of dark pages.
 
     Args:
         draw: Returns the figure.
@@ -61,7 +63,8 @@ def as_svg(draw: Callable[[], Figure], style: Mapping[Any, Any] | None = None) -
     file = io.StringIO()
     with matplotlib.rc_context(matplotlib.rcParamsDefault), matplotlib.rc_context({**STYLE, **(style or {})}):
         draw().savefig(file, format="svg", metadata={"Date": None, "Creator": None})
-    return "".join(f"{line.rstrip()}\n" for line in file.getvalue().splitlines())
+    text = file.getvalue().replace("</style>", f"{_DARK}</style>", 1)
+    return "".join(f"{line.rstrip()}\n" for line in text.splitlines())
 
 
 def inline(draw: Callable[[], Figure], label: str) -> Html:
