@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import io
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,8 +18,10 @@ from transformers import BertConfig, BertModel
 from composer import Trainer
 from composer.algorithms import EMA, SAM, GatedLinearUnits, NoOpModel
 from composer.algorithms.warnings import NoEffectWarning
+from composer.checkpoint import save_checkpoint
 from composer.core import REPLACES_OPTIMIZER, Algorithm, Callback, Engine, Event, State
 from composer.core.saving.rebuild import rebuild
+from composer.export import plain_state_dict, restore
 from composer.loggers import ConsoleLogger, FileLogger, InMemoryLogger, Logger, ProgressBarLogger
 from composer.loss import soft_cross_entropy
 from composer.models import ComposerClassifier, ComposerModel
@@ -325,6 +328,48 @@ def test_several_come_back_in_their_order() -> None:
 
     assert 2 == sum("Automatically adding required_on_load" in str(warning.message) for warning in seen)
     deep_compare(outputs_of(expected, "BlurPool"), outputs_of(state, "BlurPool"))
+
+
+# ---- outside of a run ----
+
+# Without these layers no weights compute the same.
+NOT_PLAIN = {
+    "Alibi": "biases its scores",
+    "BlurPool": "blurs where it subsamples",
+    "Factorize": "the layer that they replaced has none",
+    "GatedLinearUnits": "multiplies by a gate",
+    "LogitSoftcap": "caps at 2.0",
+    "NoOpModel": "was not trained",
+    "QKNorm": "normalizes queries or keys",
+    "SqueezeExcite": "weights channels",
+}
+
+
+@pytest.mark.parametrize("name", sorted({*REQUIRED, "ChannelsLast"} - NOT_PLAIN.keys()))
+def test_the_model_without_the_method_computes_the_same_with_the_plain_weights(name: str) -> None:
+    expected, plain = trained(name, make(name)), make_state(name, seed=1)
+    plain.model.load_state_dict(through_a_file(plain_state_dict(expected.model)), strict=True)
+
+    # Ten layers in float32, with outputs of about 1.
+    torch.testing.assert_close(outputs_of(expected, name), outputs_of(plain, name), rtol=0.0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", NOT_PLAIN)
+def test_weights_that_no_plain_model_can_use_are_refused_with_the_reason(name: str) -> None:
+    model = trained(name, make(name)).model
+
+    with pytest.raises(ValueError, match=rf"(?s){NOT_PLAIN[name]}.*composer\.export\.restore"):
+        plain_state_dict(model)
+
+
+@pytest.mark.parametrize("name", REQUIRED)
+def test_a_new_model_is_restored_by_one_function(name: str, tmp_path: Path) -> None:
+    expected, found = trained(name, make(name)), make_state(name, seed=1)
+    file = save_checkpoint(expected, str(tmp_path / "run.pt"))
+    assert file is not None
+    found.model = restore(found.model, file)
+
+    deep_compare(outputs_of(expected, name), outputs_of(found, name))
 
 
 # ---- SAM around the optimizer ----

@@ -32,7 +32,7 @@ _PARTS = {
         "algorithms callbacks core datasets devices functional hosts loggers loss models testing utils".split(), _CORE
     ),
     "cli": "composer-launcher",
-    "inference": "composer-export",
+    **dict.fromkeys("export inference".split(), "composer-export"),
     **dict.fromkeys("distributed trainer".split(), "composer-trainer"),
     **{name: f"composer-{name}" for name in "checkpoint metrics optim profiler recipes".split()},
 }

@@ -191,6 +191,29 @@ def find_adapter_layers(model: torch.nn.Module) -> set[torch.nn.Module]:
     return layers
 
 
+def list_modules(model: torch.nn.Module, reasons: Mapping[torch.nn.Module, str]) -> str:
+    """Return a text with a line for each type and reason: the name of the first module, and how many more there are.
+
+    Args:
+        model: The model with the modules.
+        reasons: A sentence about each module.
+
+    Example:
+        >>> layers = [torch.nn.ReLU(), torch.nn.ReLU()]
+        >>> print(list_modules(torch.nn.Sequential(*layers), dict.fromkeys(layers, "it has no weights")))
+        <BLANKLINE>
+          `0` and 1 more (ReLU): it has no weights
+    """
+    names = {module: name or "the model" for name, module in model.named_modules()}
+    lines: dict[tuple[str, str], list[str]] = {}
+    for module, reason in reasons.items():
+        lines.setdefault((type(module).__name__, reason), []).append(names.get(module, "?"))
+    return "".join(
+        f"\n  `{first}`{f' and {len(others)} more' if others else ''} ({kind}): {reason}"
+        for (kind, reason), (first, *others) in lines.items()
+    )
+
+
 def warn_about_kept_modules(function: str, model: torch.nn.Module, kept: Mapping[torch.nn.Module, str]) -> None:
     """Warn, in one message, about modules of a matching type that a function did not replace.
 
@@ -204,16 +227,8 @@ def warn_about_kept_modules(function: str, model: torch.nn.Module, kept: Mapping
     """
     if not kept:
         return
-    names = {module: name for name, module in model.named_modules()}
-    lines: dict[tuple[str, str], list[str]] = {}
-    for module, reason in kept.items():
-        lines.setdefault((type(module).__name__, reason), []).append(names.get(module, "?"))
-    text = "".join(
-        f"\n  `{first}`{f' and {len(others)} more' if others else ''} ({kind}): {reason}"
-        for (kind, reason), (first, *others) in lines.items()
-    )
     count = "1 module as it is" if len(kept) == 1 else f"{len(kept)} modules as they are"
-    warnings.warn(f"`{function}` left {count}:{text}", stacklevel=3)
+    warnings.warn(f"`{function}` left {count}:{list_modules(model, kept)}", stacklevel=3)
 
 
 def warn_about_narrow_convolutions(model: torch.nn.Module, layout: str, advice: str, stacklevel: int = 3) -> None:

@@ -143,6 +143,10 @@ class BlurMaxPool2d(nn.Module):
         names = ("kernel_size", "stride", "padding", "dilation", "ceil_mode")
         return ", ".join(f"{name}={getattr(self, name)}" for name in names)
 
+    def composer_plain_state(self, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Raise ValueError: for `composer.export.plain_state_dict`."""
+        raise ValueError("it blurs where it subsamples, which max pooling does not")
+
     @staticmethod
     def from_maxpool2d(module: nn.MaxPool2d, module_index: int = -1) -> BlurMaxPool2d:
         """Return the replacement of a max-pooling layer.
@@ -244,6 +248,10 @@ class BlurConv2d(nn.Module):
     def weight(self) -> torch.Tensor:
         """The weight of the convolution, for models that read its device or dtype."""
         return self.conv.weight
+
+    def composer_plain_state(self, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Raise ValueError: for `composer.export.plain_state_dict`."""
+        raise ValueError("it blurs where it subsamples, which takes a larger kernel than that of its convolution")
 
     @staticmethod
     def from_conv2d(module: nn.Conv2d, module_index: int = -1, blur_first: bool = True) -> BlurConv2d:

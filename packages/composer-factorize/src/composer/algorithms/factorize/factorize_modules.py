@@ -65,6 +65,7 @@ class _FactorizedModule(nn.Module, ABC):
         super().__init__()
         self.in_size, self.out_size = in_size, out_size
         self.latent_size = clean_rank(latent_size, min(in_size, out_size))
+        self._has_new_bias = False  # the replaced layer has none
 
     def _check_latent_size(self, most: int) -> None:
         if self.latent_size > most:
@@ -77,6 +78,16 @@ class _FactorizedModule(nn.Module, ABC):
         """Apply both factors."""
         output: torch.Tensor = self.module1(self.module0(input))
         return output
+
+    def composer_plain_state(self, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return the product and the bias: for `composer.export.plain_state_dict`.
+
+        Raises:
+            ValueError: The factors have a bias, and the layer that they replaced had none.
+        """
+        if self._has_new_bias:
+            raise ValueError("its factors have a bias, and the layer that they replaced has none")
+        return {name: value.detach() for name in ("weight", "bias") if (value := getattr(self, name)) is not None}
 
     def reset_parameters(self) -> None:
         """Initialize the weights again."""
@@ -207,7 +218,9 @@ class FactorizedConv2d(_FactorizedModule):
         }
         options |= {"device": module.weight.device, "dtype": module.weight.dtype, **kwargs}
         kernel: Any = module.kernel_size
-        return FactorizedConv2d(module.in_channels, module.out_channels, kernel, **options)
+        new = FactorizedConv2d(module.in_channels, module.out_channels, kernel, **options)
+        new._has_new_bias = module.bias is None
+        return new
 
     def solution_for_rank(self, input: torch.Tensor, rank: int) -> LowRankSolution:
         """Return the solution of `factorize_conv2d`."""

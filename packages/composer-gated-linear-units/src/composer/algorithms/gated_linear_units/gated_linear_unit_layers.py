@@ -68,3 +68,7 @@ class BERTGatedFFOutput(nn.Module):
         gated = self.act(self.gated_layer(hidden_states)) * self.non_gated_layer(hidden_states)
         output: torch.Tensor = self.layernorm(self.wo(self.dropout(gated)) + residual_connection)
         return output
+
+    def composer_plain_state(self, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Raise ValueError: for `composer.export.plain_state_dict`."""
+        raise ValueError("it multiplies by a gate, which the feed-forward layer of a BERT does not")

@@ -58,6 +58,18 @@ class _GhostBatchNorm(nn.Module):
     def extra_repr(self) -> str:
         return f"ghost_batch_size={self.ghost_batch_size}"
 
+    def composer_plain_state(self, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return the weights of the normalization inside: for `composer.export.plain_state_dict`.
+
+        Raises:
+            ValueError: It has no running statistics, so that evaluation normalizes parts of the batch, too.
+        """
+        if self.batchnorm.running_mean is None:
+            raise ValueError(
+                "it has no running statistics, so that it normalizes parts of the batch in evaluation, too"
+            )
+        return {name.removeprefix("batchnorm."): value for name, value in state.items()}
+
     @staticmethod
     def from_batchnorm(module: nn.Module, module_index: int = -1, ghost_batch_size: int = 32) -> "_GhostBatchNorm":
         """Wrap a batch normalization, with its parameters and statistics, in the ghost layer for its dimensions.

@@ -86,6 +86,10 @@ class Softcap(nn.Module):
         """Return the capped logits."""
         return softcap_logits(logits, self.cap)
 
+    def composer_plain_state(self, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Raise ValueError: for `composer.export.plain_state_dict`."""
+        raise ValueError(f"it caps at {self.cap}. `model.state_dict()` fits the plain model, which does not cap")
+
     def extra_repr(self) -> str:
         """Return the cap."""
         return f"{self.cap}"

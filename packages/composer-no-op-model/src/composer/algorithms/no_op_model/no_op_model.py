@@ -63,6 +63,10 @@ class NoOpModelClass(ComposerModel):
         """Return the targets."""
         return _targets(batch)
 
+    def composer_plain_state(self, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Raise ValueError: for `composer.export.plain_state_dict`."""
+        raise ValueError("it stands in for a model, which was not trained")
+
     def get_metrics(self, is_train: bool) -> dict[str, Any]:
         """Return the fraction of outputs that equal the targets, which is 1."""
         from torchmetrics.classification import BinaryAccuracy  # slow to import, and not needed to look up the class

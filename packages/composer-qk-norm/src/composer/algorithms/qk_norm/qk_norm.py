@@ -63,6 +63,10 @@ class HeadNorm(nn.Module):
         x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps)
         return (self.weight * x).to(input.dtype).reshape(input.shape)
 
+    def composer_plain_state(self, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Raise ValueError: for `composer.export.plain_state_dict`."""
+        raise ValueError("it normalizes queries or keys, which the attention layer without it does not")
+
     def extra_repr(self) -> str:
         """Return the arguments."""
         return f"{self.head_dim}, kind={self.kind!r}, eps={self.eps}"

@@ -92,6 +92,10 @@ class SqueezeExciteConv2d(nn.Module):
         """The weight of the convolution, for networks that read its device or dtype."""
         return self.conv.weight
 
+    def composer_plain_state(self, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Raise ValueError: for `composer.export.plain_state_dict`."""
+        raise ValueError("it weights channels by the image, which a convolution does not")
+
     @staticmethod
     def from_conv2d(module: nn.Conv2d, module_index: int = -1, latent_channels: float = 0.125) -> SqueezeExciteConv2d:
         """Wrap a convolution.

@@ -12,6 +12,7 @@ from torch import fx, nn
 from torchvision.models.resnet import Bottleneck
 
 from composer.utils import check_finite
+from composer.utils.module_surgery import overrides_forward
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -83,11 +84,46 @@ class _StochasticBottleneck(Bottleneck):  # type: ignore[misc]  # torchvision ha
             identity = self.downsample(x)
         return identity
 
+    def composer_plain_state(self, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return the weights of a `Bottleneck` with the same outputs: for `composer.export.plain_state_dict`."""
+        return _scaled(self, "bn3", state)
+
     def _branch(self, x: torch.Tensor) -> torch.Tensor:
         out = self.relu(self.bn1(self.conv1(x)))
         out = self.relu(self.bn2(self.conv2(out)))
         branch: torch.Tensor = self.bn3(self.conv3(out))
         return branch
+
+
+# Layers whose outputs are linear in their weight and bias.
+_SCALABLE = (
+    nn.Linear,
+    nn.Conv1d,
+    nn.Conv2d,
+    nn.Conv3d,
+    nn.BatchNorm1d,
+    nn.BatchNorm2d,
+    nn.BatchNorm3d,
+    nn.GroupNorm,
+    nn.LayerNorm,
+)
+
+
+def _scaled(block: nn.Module, name: str, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the weights of a block, with those of the last layer of its branch times the probability to keep it.
+
+    Raises:
+        ValueError: That layer has no weights, or its outputs may not be linear in them.
+    """
+    last = block.get_submodule(name)
+    base = next((kind for kind in _SCALABLE if isinstance(last, kind)), None)
+    if base is None or overrides_forward(last, base) or f"{name}.weight" not in state:
+        raise ValueError(
+            f"it scales its branch, which ends with `{name}` ({type(last).__name__}), whose outputs no weights scale"
+        )
+    keep = 1 - cast(torch.Tensor, block.drop_rate)
+    scaled = {key: state[key] * keep for key in (f"{name}.weight", f"{name}.bias") if key in state}
+    return state | scaled
 
 
 class BlockStochasticBottleneck(_StochasticBottleneck):
@@ -230,6 +266,7 @@ def make_residual_block_stochastic(
     else:
         parts = _find_parts(module)
     module.forward = functools.partial(_forward_stochastic, module, parts, stochastic_method)
+    module.composer_plain_state = functools.partial(_scaled, module, parts.last)  # type: ignore[assignment]
     module.drop_rate = torch.tensor(rate)
     return module
 

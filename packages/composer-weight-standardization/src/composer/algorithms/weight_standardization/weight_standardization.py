@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 from typing import TYPE_CHECKING
@@ -117,6 +118,7 @@ def apply_weight_standardization(module: nn.Module, n_last_layers_ignore: int = 
     for conv in convs:
         if not _is_standardized(conv):
             parametrize.register_parametrization(conv, "weight", WeightStandardizer())
+            conv.composer_plain_state = functools.partial(_plain_state, conv)  # type: ignore[assignment]
     return len(convs)
 
 
@@ -183,6 +185,20 @@ def _find_unsupported(module: nn.Module, convs: list[Conv]) -> dict[nn.Module, s
         elif conv.weight.is_complex():
             reasons[conv] = "its weight is complex"
     return reasons
+
+
+def _plain_state(conv: Conv, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the weights of a convolution with the standardized weight: for `composer.export.plain_state_dict`.
+
+    Raises:
+        ValueError: The weight has other parametrizations, too, whose parameters are not known from it.
+    """
+    if not _is_standardized(conv):
+        return state  # its parametrization has been removed
+    if len(conv.parametrizations.weight) > 1:  # type: ignore[union-attr, arg-type]
+        raise ValueError("its weight has other parametrizations besides. Remove them first")
+    others = {name: value for name, value in state.items() if not name.startswith("parametrizations.weight.")}
+    return {"weight": conv.weight.detach(), **others}
 
 
 def _filter_size(conv: Conv) -> int:

@@ -48,11 +48,17 @@ def add_bias(module: nn.Module, module_index: int, max_sequence_length: int) -> 
     layer: Any = module
     n_heads = getattr(layer, "num_attention_heads", None) or layer.num_heads
     layer._composer_alibi = LinearBias(n_heads, max_sequence_length)
+    layer.composer_plain_state = _refuse_plain_state
     if layer.config._attn_implementation != _NAME:
         layer._composer_alibi_config, layer.config = layer.config, copy.copy(layer.config)
         layer.config._attn_implementation = _NAME
     _register_attention()
     return module
+
+
+def _refuse_plain_state(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Raise ValueError: for `composer.export.plain_state_dict`."""
+    raise ValueError("it biases its scores by the distance of tokens, which replaces position embeddings")
 
 
 def _register_attention() -> None:
