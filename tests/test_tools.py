@@ -9,6 +9,7 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -48,7 +49,11 @@ class TestWorkspace:
         (path / "tests").mkdir()
         (path / "tests" / "test_two.py").write_text("def test_two(): ...\n")
 
-        assert tree.workspace.alike() == [["composer-one", "composer-two"], ["composer-core"], ["composer-three"]]
+        assert list(tree.workspace.alike().items()) == [
+            ("one+1", ["composer-one", "composer-two"]),
+            ("core", ["composer-core"]),
+            ("three", ["composer-three"]),
+        ]
 
     def test_a_sibling_that_is_not_here_is_never_fetched_from_a_registry(self, tree: Tree) -> None:
         tree.add_core()
@@ -346,22 +351,66 @@ class TestCheckInstalled:
 
 
 class TestCheckImports:
-    def test_an_import_of_a_sibling_must_be_declared(self, tree: Tree) -> None:
-        import grimp
+    PROVIDERS: ClassVar = {"torch": ["torch"], "PIL": ["Pillow"], "yaml": ["PyYAML"]}
 
-        tree.add_core()
-        tree.add_algorithm("one")
-        graph = grimp.ImportGraph()
-        graph.add_import(importer="composer.algorithms.one", imported="composer.core")
-        graph.add_import(importer="composer.core", imported="composer.algorithms.one")
-        owner = {"composer.core": "composer-core", "composer.algorithms.one": "composer-one"}
-
-        found = check_imports.undeclared(tree.workspace, graph, owner)
+    @pytest.mark.parametrize(
+        ("source", "what"),
+        [
+            ("import composer.algorithms.one", "`composer.algorithms.one` of `composer-one`"),
+            ("from composer.algorithms import One", "`composer.algorithms.One` of `composer-one`"),
+            ("def f():\n    import composer.algorithms.one", "`composer.algorithms.one` of `composer-one`"),
+            ("from PIL import Image", "`PIL.Image` of `pillow`"),
+            ("class A:\n    import yaml", "`yaml` of `pyyaml`"),
+        ],
+    )
+    def test_what_a_module_needs_must_be_declared(self, tree: Tree, source: str, what: str) -> None:
+        found = check_imports.undeclared(*self.installed(tree, core=source, one="import torch"), self.PROVIDERS)
 
         assert found == [
-            "composer-core: `composer.core` imports `composer.algorithms.one` of `composer-one`, which is not declared."
-            " Declare it, or remove the import."
+            f"composer-core: `composer.core` imports {what}, which is not declared. Declare it, or remove the import."
         ]
+
+    @pytest.mark.parametrize(
+        "source",
+        [
+            "import os, composer.core",
+            "def f():\n    import yaml",
+            "try:\n    import yaml\nexcept ImportError:\n    yaml = None",
+            "if TYPE_CHECKING:\n    import composer.algorithms.one",
+            "import torch",
+        ],
+    )
+    def test_what_is_optional_or_an_exception_need_not_be_declared(self, tree: Tree, source: str) -> None:
+        workspace, modules = self.installed(tree, core=source)
+        with (workspace["composer-core"].path / "pyproject.toml").open("a") as file:
+            file.write('\n[tool.composer.exceptions]\ntorch = "everybody has it"\n')
+
+        assert check_imports.undeclared(tree.workspace, modules, self.PROVIDERS) == []
+
+    @pytest.mark.parametrize(
+        ("source", "unused"),
+        [
+            ("import torch\nfrom PIL import Image", []),
+            ("def f():\n    import torch\nif TYPE_CHECKING:\n    import PIL", []),
+            ("load('torch.nn')\nload('PIL')", []),
+            ("import torch", ["pillow>=10"]),
+            ("text = 'see torch for more'", ["torch>=2.6", "pillow>=10"]),
+        ],
+    )
+    def test_what_is_declared_must_be_imported(self, tree: Tree, source: str, unused: list[str]) -> None:
+        found = check_imports.unused(*self.installed(tree, core="", one=source), self.PROVIDERS)
+
+        assert [problem.split("`")[1] for problem in found] == unused
+
+    def installed(self, tree: Tree, *, core: str, one: str = "") -> tuple[Workspace, dict[str, check_imports.Module]]:
+        """Return packages and their modules: core declares nothing, and one declares core, torch and pillow."""
+        tree.add_core()
+        tree.add_algorithm("one", dependencies=("composer-core>=0.1,<1", "torch>=2.6", "pillow>=10"))
+        modules = {
+            "composer.core": check_imports.Module("composer-core", core, is_package=True),
+            "composer.algorithms.one": check_imports.Module("composer-one", one),
+        }
+        return tree.workspace, modules
 
 
 def test_what_needs_a_gpu_is_run_package_by_package(tmp_path: Path) -> None:

@@ -16,15 +16,15 @@ from tools.tiny_tree import Tree, run_tool
 from tools.workspace import ROOT, Workspace, find_uv
 
 
-def entry(name: str, package: str | None = None, python: str | None = None) -> dict[str, Any]:
-    """One entry of `nox --list --json`."""
+def entry(name: str, what: str | None = None, python: str | None = None) -> dict[str, Any]:
+    """One entry of `nox --list --json`, for a package, a group of packages or everything."""
     session = name if python is None else f"{name}-{python}"
-    call = {} if package is None else {"package": package}
+    key = "alike" if name in ("pythons", "newest", "nightly") else "package"
     return {
         "name": name,
-        "session": session if package is None else f"{session}({package})",
+        "session": session if what is None else f"{session}({what})",
         "python": python,
-        "call_spec": call,
+        "call_spec": {} if what is None else {key: what},
     }
 
 
@@ -40,10 +40,11 @@ def workspace(tree: Tree) -> Workspace:
 
 
 def listing(workspace: Workspace) -> list[dict[str, Any]]:
-    names = workspace.names
+    names, groups = workspace.names, workspace.alike()
     return [
-        *(entry("pythons", name, python) for python in ("3.10", "3.12") for name in names),
-        *(entry(kind, name) for kind in ("oldest", "newest", "nightly", "regress") for name in names),
+        *(entry("pythons", group, python) for python in ("3.11", "3.12", "3.14") for group in groups),
+        *(entry(kind, group) for kind in ("newest", "nightly") for group in groups),
+        *(entry(kind, name) for kind in ("oldest", "regress") for name in names),
         *(entry("gpu", name) for name in (*names, "all")),
         entry("lint"),
     ]
@@ -54,14 +55,13 @@ class TestPlan:
         columns = matrix.plan(workspace, listing(workspace))
 
         assert [(column.name, column.python, column.torch, column.device) for column in columns] == [
-            ("pythons-3.10", "3.10", "pinned", "cpu"),
             ("pythons-3.12", "3.12", "pinned", "cpu"),
-            ("oldest", "3.11", "oldest", "cpu"),
-            ("newest", "3.12", "newest", "cpu"),
+            ("newest", "3.14", "newest", "cpu"),
             ("nightly", "3.12", "nightly", "cpu"),
+            ("oldest", "3.11", "oldest", "cpu"),
             ("regress", "3.12", "pinned", "cpu"),
             ("gpu", "3.12", "pinned", "cuda"),
-            ("lint", "3.12", "pinned", "cpu"),
+            ("checks", "3.12", "pinned", "cpu"),
         ]
         assert columns[-2].sessions == ("gpu(all)",)
         assert set(columns[-3].sessions) == {f"regress(composer-{name})" for name in ("one", "two", "three", "top")}
@@ -70,36 +70,48 @@ class TestPlan:
         columns = matrix.plan(workspace, listing(workspace), ["composer-one"])
 
         assert {column.name: column.sessions for column in columns} == {
-            "pythons-3.10": ("pythons-3.10(composer-one)", "pythons-3.10(composer-top)"),
-            "pythons-3.12": ("pythons-3.12(composer-one)", "pythons-3.12(composer-top)"),
+            "pythons-3.12": ("pythons-3.12(one+2)", "pythons-3.12(top)"),
+            "newest": ("newest(one+2)", "newest(top)"),
+            "nightly": ("nightly(one+2)", "nightly(top)"),
             "oldest": ("oldest(composer-one)", "oldest(composer-top)"),
-            "newest": ("newest(composer-one)", "newest(composer-top)"),
-            "nightly": ("nightly(composer-one)", "nightly(composer-top)"),
+            "regress": ("regress(composer-top)",),
             "gpu": ("gpu(composer-one)",),
-            "lint": ("lint",),
+            "checks": ("lint",),
         }
 
-    def test_a_changed_hub_meets_the_releases_of_its_dependants(self, workspace: Workspace) -> None:
-        columns = matrix.plan(workspace, listing(workspace), ["composer-core"])
+    @pytest.mark.parametrize(
+        ("changed", "tested"),
+        [("core", ["one", "three", "top", "two"]), ("one", ["top"]), ("top", []), ("two", ["three"])],
+    )
+    def test_a_changed_package_meets_the_releases_of_its_dependants(
+        self, workspace: Workspace, changed: str, tested: list[str]
+    ) -> None:
+        with (workspace["composer-three"].path / "pyproject.toml").open("a") as file:
+            file.write('\n[dependency-groups]\ntest = ["composer-two>=0.1,<1"]\n')
+        workspace = Workspace(workspace.root)
+        sessions = [entry("regress", name) for name in workspace.names]
 
-        (regress,) = [column for column in columns if column.name == "regress"]
-        assert len(regress.sessions) == 4
+        columns = matrix.plan(workspace, sessions, [f"composer-{changed}"])
+
+        assert [session for column in columns for session in column.sessions] == [
+            f"regress(composer-{name})" for name in tested
+        ]
 
     def test_sessions_are_spread_over_columns_by_their_numbers_of_tests(self, workspace: Workspace, tree: Tree) -> None:
-        sessions = [entry("pythons", name, "3.12") for name in workspace.names]
+        sessions = [entry("oldest", name) for name in workspace.names]
         (before,) = matrix.plan(workspace, sessions)
         for name in ("one", "two"):
-            lines = "".join(f"def test_{number}(): ...\n" for number in range(1500))
+            lines = "".join(f"def test_{number}(): ...\n" for number in range(3000))
             tree.write({"tests/test_many.py": lines}, workspace[f"composer-{name}"].path)
 
         columns = matrix.plan(workspace, sessions)
 
-        assert [column.name for column in columns] == ["pythons-3.12 1", "pythons-3.12 2"]
+        assert [column.name for column in columns] == ["oldest 1", "oldest 2"]
         assert max(column.seconds for column in columns) <= matrix.LIMIT
         assert [session for column in columns for session in column.sessions] == list(before.sessions)
-        lines = [line.split() for line in matrix.text(columns).splitlines() if "pinned" in line]
-        assert lines[0] == ["pythons-3.12", "1", "3.12", "pinned", "cpu", "15", "4"]
-        assert lines[1] == ["pythons-3.12", "2", "3.12", "pinned", "cpu", "14", "1"]
+        lines = [line.split() for line in matrix.text(columns).splitlines() if " 3.11 " in line]
+        assert lines[0] == ["oldest", "1", "3.11", "oldest", "cpu", "15", "4"]
+        assert lines[1] == ["oldest", "2", "3.11", "oldest", "cpu", "14", "1"]
 
     def test_the_workflow_gets_three_matrices(self, workspace: Workspace) -> None:
         outputs = matrix.workflow(matrix.plan(workspace, listing(workspace))).splitlines()
@@ -107,10 +119,9 @@ class TestPlan:
         jobs = {name: json.loads(text)["include"] for name, _, text in (line.partition("=") for line in outputs)}
         assert list(jobs) == ["cpu", "nightly", "cuda"]
         assert [one["column"] for one in jobs["nightly"]] == ["nightly"]
-        assert jobs["cuda"] == [
-            {"column": "gpu", "python": "3.12", "torch": "pinned", "arguments": "'--session' 'gpu(all)'"}
-        ]
-        assert "lint" in [one["column"] for one in jobs["cpu"]]
+        assert jobs["cuda"] == [{"column": "gpu", "python": "3.12", "torch": "pinned", "sessions": "gpu(all)"}]
+        (oldest,) = [one for one in jobs["cpu"] if one["column"] == "oldest"]
+        assert oldest["sessions"].split("\n") == [f"oldest({name})" for name in workspace.names]
 
     def test_a_file_that_moved_away_and_one_that_is_not_committed_count(self, workspace: Workspace, tree: Tree) -> None:
         tree.git("mv", "packages/composer-one/tests/test_one.py", "packages/composer-two/test_moved.py")
@@ -149,8 +160,8 @@ def test_the_page_of_compatibility_has_releases_which_are_tags_and_what_is_teste
 
     page = compatibility.compatibility(tree.workspace)
 
-    assert "| composer-one | 0.1.0 | 0.10.0rc1, 0.2.0, 0.1.0 | >=3.10 |" in page
-    assert "| composer-two | 0.1.0 | not released yet | >=3.10 |" in page
+    assert "| composer-one | 0.1.0 | 0.10.0rc1, 0.2.0, 0.1.0 | >=3.11 |" in page
+    assert "| composer-two | 0.1.0 | not released yet | >=3.11 |" in page
     assert all(python in page for python in tree.workspace.settings["pythons"])
 
 
@@ -254,3 +265,17 @@ def test_the_plan_of_this_repository_keeps_the_limit() -> None:
     columns = [line for line in run.stdout.splitlines()[1:] if line[17:18] == "3"]
     assert {line[17:].split()[1] for line in columns} == {"oldest", "pinned", "newest", "nightly"}
     assert max(float(line[17:].split()[3]) for line in columns) <= matrix.LIMIT / 60
+    assert float(run.stdout.splitlines()[-1].split()[2]) <= 250
+
+
+def test_people_see_the_usual_sessions_and_all_on_demand() -> None:
+    pytest.importorskip("nox", reason="the sessions are listed by nox")
+    listed, described, known = (
+        subprocess.run(
+            [sys.executable, "-m", "nox", *more], cwd=ROOT, check=True, capture_output=True, text=True
+        ).stdout
+        for more in (["--list"], ["-s", "help"], ["--list", "--json", "--tags", "ci"])
+    )
+
+    assert listed.count(" -> ") == 10
+    assert {one["name"] for one in json.loads(known)} < {line.split()[0] for line in described.splitlines()}

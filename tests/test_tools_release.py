@@ -66,6 +66,15 @@ def add_origin(tree: Tree) -> Path:
     return origin
 
 
+@pytest.fixture(autouse=True)
+def address(tree: Tree) -> None:
+    """Set the address of the repository, without which nothing is released."""
+    path = tree.root / "pyproject.toml"
+    settings, unset = path.read_text(encoding="utf-8"), '# repository = "https://..."'
+    assert unset in settings
+    path.write_text(settings.replace(unset, 'repository = "https://example.org/us/composer"'), encoding="utf-8")
+
+
 def step_of(workflow: str, job: str, start: str) -> str:
     """Return the commands of the step of a workflow that contain a text."""
     jobs = yaml.safe_load((ROOT / ".github" / "workflows" / workflow).read_text(encoding="utf-8"))["jobs"]
@@ -195,6 +204,17 @@ class TestRelease:
         assert tree.workspace["composer-one"].fragments == []
         assert "composer-one-v0.2.0" in tree.git("tag", "--points-at", "HEAD")
         assert tree.git("status", "--porcelain") == ""
+
+    def test_nothing_is_released_without_the_address_of_the_repository(self, tree: Tree) -> None:
+        self.released(tree)
+        path = tree.root / "pyproject.toml"
+        path.write_text(path.read_text(encoding="utf-8").replace('repository = "', '# repository = "'), encoding="utf-8")
+        tree.commit()
+
+        run = run_tool("release", "--check", "composer-one", "0.1.1", cwd=tree.root)
+
+        assert run.returncode == 1
+        assert "must be the address of this repository, got none" in run.stderr
 
     def test_no_fragment_no_release(self, tree: Tree) -> None:
         self.released(tree)

@@ -1,11 +1,13 @@
 """Check the imports of the installed packages of this repository.
 
-- Each package declares every sibling that it imports.
+- Each package declares every sibling that it imports, and what importing its modules needs besides; what is imported
+  inside functions may be optional. It declares nothing else. Exceptions have a reason in `[tool.composer.exceptions]`
+  of its pyproject.toml.
 - No package imports a private module or name (with a leading underscore) of a sibling, not even for type checkers.
 - The modules of a package do not import each other in a circle, not even inside functions.
 
-Runs where all packages are installed from wheels. Imports for type checkers and names of modules in strings
-count for private names only.
+Runs where all packages are installed from wheels. Imports for type checkers and names of modules in strings do not
+count as circles, nor as something to declare.
 """
 
 from __future__ import annotations
@@ -14,15 +16,17 @@ import ast
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from importlib.metadata import distribution
+from functools import cache
+from importlib.metadata import distribution, packages_distributions
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-import grimp
+from packaging.utils import canonicalize_name
 
+from tools import derived
 from tools.workspace import Workspace
 
-_MODULE_NAME = re.compile(r"composer(\.\w+)+(:\w+)?")
+_MODULE_NAME = re.compile(r"[a-zA-Z]\w*(\.\w+)*(:\w+)?")
 
 
 class Module(NamedTuple):
@@ -40,11 +44,13 @@ class Import(NamedTuple):
         target: The dotted name: `composer.core.time` or `composer.core.time.Time`.
         line: The line of the import.
         runs: Whether it is executed: False for imports for type checkers and for names of modules in strings.
+        needed: Whether importing the module executes it, outside of `try`.
     """
 
     target: str
     line: int
     runs: bool
+    needed: bool
 
 
 def installed_modules(workspace: Workspace) -> dict[str, Module]:
@@ -61,26 +67,72 @@ def installed_modules(workspace: Workspace) -> dict[str, Module]:
     return modules
 
 
-def undeclared(workspace: Workspace, graph: grimp.ImportGraph, owner: Mapping[str, str]) -> list[str]:
-    """Return a sentence for each import of a sibling that the importing package does not declare.
+def undeclared(workspace: Workspace, modules: Mapping[str, Module], providers: Mapping[str, list[str]]) -> list[str]:
+    """Return a sentence for each import of another distribution that the importing package must declare.
 
     Args:
         workspace: The packages with their declared dependencies.
-        graph: The imports between modules.
-        owner: The distribution of each module.
+        modules: The modules by dotted name.
+        providers: The distributions of each top-level module, by `importlib.metadata.packages_distributions`.
     """
-    problems = []
-    for importer in sorted(owner.keys() & graph.modules):
-        package = workspace[owner[importer]]
-        declared = {requirement.name for requirement in package.dependencies}
-        for imported in sorted(graph.find_modules_directly_imported_by(importer)):
-            sibling = owner.get(imported, package.name)
-            if sibling != package.name and sibling not in declared:
+    catalog = derived.catalog(workspace)
+    problems: list[str] = []
+    for importer, module in sorted(modules.items()):
+        package = workspace[module.distribution]
+        requirements = package.dependencies + package.extras  # with an extra come the modules that need it
+        declared = {package.name, *package.exceptions, *(canonicalize_name(each.name) for each in requirements)}
+        for found in imports(importer, module):
+            owners = _owners(found.target, modules, catalog, providers)
+            must_be = found.runs if found.target.startswith("composer.") else found.needed
+            if must_be and owners and not owners & declared:
                 problems.append(
-                    f"{package.name}: `{importer}` imports `{imported}` of `{sibling}`, which is not declared."
-                    " Declare it, or remove the import."
+                    f"{package.name}: `{importer}` imports `{found.target}` of {_listed(owners)}, which is not"
+                    " declared. Declare it, or remove the import."
                 )
     return problems
+
+
+def unused(workspace: Workspace, modules: Mapping[str, Module], providers: Mapping[str, list[str]]) -> list[str]:
+    """Return a sentence for each dependency that a package declares, but neither imports nor gives a reason for.
+
+    Args:
+        workspace: The packages with their declared dependencies.
+        modules: The modules by dotted name.
+        providers: See `undeclared`.
+    """
+    catalog = derived.catalog(workspace)
+    used: dict[str, set[str]] = {}
+    for importer, module in modules.items():
+        own = used.setdefault(module.distribution, set())
+        for found in imports(importer, module):
+            own |= _owners(found.target, modules, catalog, providers)
+    problems = []
+    for name, imported in sorted(used.items()):
+        package = workspace[name]
+        for requirement in package.dependencies:
+            declared = canonicalize_name(requirement.name)
+            if declared not in {derived.CORE, *imported, *package.exceptions}:  # core has the namespace
+                problems.append(
+                    f"{name}: `{requirement}` is declared, but not imported. Remove it, move it to the dependency group"
+                    " `test`, or say in `[tool.composer.exceptions]` what needs it."
+                )
+    return problems
+
+
+def _owners(
+    target: str,
+    modules: Mapping[str, Module],
+    catalog: Mapping[str, Mapping[str, str]],
+    providers: Mapping[str, list[str]],
+) -> set[str]:
+    """Return the distributions that provide a module or a name of it; none for the standard library."""
+    target = target.replace(":", ".")
+    group, _, name = target.rpartition(".")
+    if name in catalog.get(group, {}):
+        return {catalog[group][name]}
+    module = _module_of(target, modules)
+    found = [modules[module].distribution] if module else providers.get(target.partition(".")[0], [])
+    return set(map(canonicalize_name, found))
 
 
 def private_imports(modules: Mapping[str, Module]) -> list[str]:
@@ -128,37 +180,40 @@ def circles(modules: Mapping[str, Module]) -> list[str]:
     )
 
 
-def imports(name: str, module: Module) -> Iterator[Import]:
-    """Yield the imports of a module, also those inside functions, and names of modules in strings.
+@cache
+def imports(name: str, module: Module) -> tuple[Import, ...]:
+    """Return the imports of a module, also those inside functions, and names of modules in strings.
 
     Args:
         name: The dotted name of the module.
         module: The module.
     """
-    yield from _imports(ast.parse(module.source), name if module.is_package else name.rpartition(".")[0], True)
+    package = name if module.is_package else name.rpartition(".")[0]
+    return tuple(_imports(ast.parse(module.source), package, runs=True, needed=True))
 
 
-def _imports(node: ast.AST, package: str, runs: bool) -> Iterator[Import]:
+def _imports(node: ast.AST, package: str, *, runs: bool, needed: bool) -> Iterator[Import]:
     if isinstance(node, ast.Import):
         for alias in node.names:
-            yield Import(alias.name, node.lineno, runs)
+            yield Import(alias.name, node.lineno, runs, needed)
     elif isinstance(node, ast.ImportFrom):
         parent = package.split(".")
         base = ".".join(parent[: len(parent) - node.level + 1]) if node.level else ""
         source = ".".join(part for part in (base, node.module) if part)
         for alias in node.names:
-            yield Import(f"{source}.{alias.name}", node.lineno, runs)
+            yield Import(f"{source}.{alias.name}", node.lineno, runs, needed)
     elif isinstance(node, ast.Constant):
         if isinstance(node.value, str) and _MODULE_NAME.fullmatch(node.value):  # as in `import_module("composer.x")`
-            yield Import(node.value, node.lineno, False)
+            yield Import(node.value, node.lineno, runs=False, needed=False)
     elif isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
         for statement in node.body:
-            yield from _imports(statement, package, False)
+            yield from _imports(statement, package, runs=False, needed=False)
         for statement in node.orelse:
-            yield from _imports(statement, package, runs)
+            yield from _imports(statement, package, runs=runs, needed=needed)
     else:
+        needed = needed and not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Try))
         for child in ast.iter_child_nodes(node):
-            yield from _imports(child, package, runs)
+            yield from _imports(child, package, runs=runs, needed=needed)
 
 
 def _private_part(target: str) -> str | None:
@@ -210,9 +265,8 @@ def _listed(names: Iterable[str]) -> str:
 
 def main() -> None:
     workspace = Workspace()
-    modules = installed_modules(workspace)
-    graph = grimp.build_graph("composer", exclude_type_checking_imports=True, cache_dir=None)
-    problems = undeclared(workspace, graph, {name: module.distribution for name, module in modules.items()})
+    modules, providers = installed_modules(workspace), packages_distributions()
+    problems = undeclared(workspace, modules, providers) + unused(workspace, modules, providers)
     problems += private_imports(modules) + circles(modules)
     sys.exit("\n".join(problems) or None)
 

@@ -124,7 +124,7 @@ def _metadata_problems(package: Package, wheel: Wheel) -> Iterator[str]:
         "Name": package.name,
         "Version": package.version,
         "License-Expression": "Apache-2.0",
-        "Requires-Python": ">=3.10",
+        "Requires-Python": f">={Workspace(package.workspace_root).settings['pythons'][0]}",
         "Description-Content-Type": "text/markdown",
     }
     for key, value in expected.items():

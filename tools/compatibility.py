@@ -28,11 +28,12 @@ def compatibility(workspace: Workspace) -> str:
     """Return the page in Markdown. Releases are git tags."""
     needs = "".join(f"| {' | '.join(_row(workspace, package))} |\n" for package in workspace.packages.values())
     (torch,) = re.findall(r"^torch==(\S+)", _PINNED.read_text(encoding="utf-8"), re.MULTILINE)
-    pythons = ", ".join(workspace.settings["pythons"])
+    first, *between, last = workspace.settings["pythons"]
     tested = (
-        f"CI tests each package with torch {torch} on Python {pythons}, with the lowest version of everything that it "
-        "allows on one of these, and with the latest release and the latest nightly build of torch, on a CPU; what "
-        "needs a GPU, on one. For each change, it tests the packages that the change can affect.\n"
+        f"CI tests each package with torch {torch} on Python {' and '.join(between)}, with the lowest version of "
+        f"everything that it allows on Python {first}, with the latest versions on Python {last}, and with the latest "
+        "nightly build of torch, on a CPU; what needs a GPU, on one. For each change, it tests the packages that the "
+        "change can affect.\n"
     )
     return f"{_HEAD}{needs}\n## Tested\n\n{tested}"
 

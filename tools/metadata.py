@@ -1,28 +1,20 @@
-"""Write what registries show beside a package: authors, keywords, classifiers and links. `--check` only compares.
+"""Add to a package what registries show, where it is built: authors, keywords, classifiers, links, and its page.
 
-    python -m tools.metadata [--check]
-
-The fields follow from a package and from `[tool.composer]` in the top-level pyproject.toml. Further keywords of a
-package stay. hatchling refuses classifiers that the registry does not know.
+All of that follows from the package and from `[tool.composer]` in the top-level pyproject.toml, so no package holds it.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
+import os
 import re
-import sys
-from collections.abc import Iterator
+import shutil
 from pathlib import Path
 
 from packaging.specifiers import SpecifierSet
 
+from tools.markdown import with_links
 from tools.workspace import Package, Workspace
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 _KEYWORDS = ("deep-learning", "machine-learning", "pytorch", "training")
 _CLASSIFIERS = (
@@ -34,14 +26,11 @@ _CLASSIFIERS = (
     "Programming Language :: Python :: 3 :: Only",
     "Topic :: Scientific/Engineering :: Artificial Intelligence",
 )
-_FIELDS = re.compile(r"^(authors|keywords|classifiers) = \[[^\]]*\]\n", re.MULTILINE)
-_URLS = re.compile(r"^\[project\.urls\]\n(?:.+\n)*\n?", re.MULTILINE)
-_PYTHON = re.compile(r"^requires-python = .*\n", re.MULTILINE)
-_NEXT_TABLE = re.compile(r"^\[(?!build-system\]|project\])", re.MULTILINE)
+_PAGE = ("README.md", "COMPOSITION.md")  # the second is a part of the page of composer-all
 
 
 def keywords(package: Package) -> list[str]:
-    """Return the keywords of a package that follow from its name and what it registers."""
+    """Return the keywords of a package, which follow from its name and what it registers."""
     own = {package.name.partition("-")[2]} if package.source.is_dir() else set()
     if "composer.algorithms" in package.entry_points:
         own.add("training-method")
@@ -49,11 +38,11 @@ def keywords(package: Package) -> list[str]:
 
 
 def classifiers(package: Package, pythons: list[str]) -> list[str]:
-    """Return the trove classifiers of a package.
+    """Return the trove classifiers of a package; hatchling refuses those that the registry does not know.
 
     Args:
         package: The package.
-        pythons: The Python versions that are tested, for example `["3.10", "3.11"]`.
+        pythons: The Python versions that are tested, for example `["3.11", "3.12"]`.
     """
     allowed = SpecifierSet(package.requires_python)
     found = {f"Programming Language :: Python :: {python}" for python in pythons if allowed.contains(python)}
@@ -67,93 +56,78 @@ def _by_version(classifier: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", classifier)]
 
 
-def urls(package: Package, repository: str | None) -> dict[str, str]:
-    """Return the links of a package; none while the address of the repository is not set."""
-    if repository is None:
-        return {}
-    base = repository.rstrip("/")
+def urls(package: Package, repository: str) -> dict[str, str]:
+    """Return the links of a package; `repository` is the address of the repository."""
     folder = f"packages/{package.name}"
     return {
-        "Homepage": base,
-        "Documentation": f"{base}/tree/main/{folder}#readme",
-        "Changelog": f"{base}/blob/main/{folder}/CHANGELOG.md",
-        "Issues": f"{base}/issues",
-        "Source": f"{base}/tree/main/{folder}",
+        "Homepage": repository,
+        "Documentation": f"{repository}/tree/main/{folder}#readme",
+        "Changelog": f"{repository}/blob/main/{folder}/CHANGELOG.md",
+        "Issues": f"{repository}/issues",
+        "Source": f"{repository}/tree/main/{folder}",
     }
 
 
-def current(workspace: Workspace, package: Package) -> str:
-    """Return the text that the pyproject.toml of a package should have.
+def page(package: Package, text: str, repository: str) -> str:
+    """Return the README of a package for readers who have no other file of it.
+
+    Pictures and links lead to the repository as it is at the tag of the package's version.
+
+    Args:
+        package: The package.
+        text: The README.
+        repository: The address of the repository.
 
     Raises:
-        ValueError: A setting is missing, or the `[project]` table has no line `requires-python`.
+        ValueError: A link leads to a file that does not exist.
     """
-    path = package.path / "pyproject.toml"
-    text = path.read_text(encoding="utf-8")
-    settings = workspace.settings
-    present = tomllib.loads(text)["project"].get("keywords", [])
-    fields = {
-        "authors": [{"name": name} for name in settings["authors"]],
-        "keywords": sorted({*present, *keywords(package)}),
-        "classifiers": classifiers(package, settings["pythons"]),
-    }
-    text = _URLS.sub("", _FIELDS.sub("", text))
-    lines = "".join(f"{key} = {_array(values)}\n" for key, values in fields.items())
-    text, count = _PYTHON.subn(lambda match: match[0] + lines, text)
-    if count != 1:
-        raise ValueError(f"{path} must have one line `requires-python = ...`, got {count}.")
-    links = urls(package, settings.get("repository"))
-    if links:
-        table = "[project.urls]\n" + "".join(f"{name} = {json.dumps(url)}\n" for name, url in links.items()) + "\n"
-        following = _NEXT_TABLE.search(text)
-        at = following.start() if following else len(text)
-        text = text[:at] + table + text[at:]
+
+    def address(label: str, path: str, anchor: str) -> str:
+        file = Path(os.path.normpath(package.path / path))
+        if not file.exists():
+            raise ValueError(f"{package.name}: the link of the README to {path!r} leads to no file.")
+        kind = "raw" if label.startswith("!") else "tree" if file.is_dir() else "blob"
+        place = file.relative_to(package.workspace_root).as_posix()
+        return f"{label}({repository}/{kind}/{package.name}-v{package.version}/{place}{anchor})"
+
+    return with_links(text, address)
+
+
+def described(package: Package) -> str:
+    """Return the pyproject.toml of a package with what registries show.
+
+    Raises:
+        ValueError: A setting of the top-level pyproject.toml is missing.
+    """
+    settings = Workspace(package.workspace_root).settings
+    fields = {"keywords": keywords(package), "classifiers": classifiers(package, settings["pythons"])}
+    authors = ", ".join(f"{{ name = {json.dumps(name)} }}" for name in settings["authors"])
+    lines = f"authors = [{authors}]\n" + "".join(f"{key} = {json.dumps(values)}\n" for key, values in fields.items())
+    text = (package.path / "pyproject.toml").read_text(encoding="utf-8")
+    text = text.replace("\n[project]\n", f"\n[project]\n{lines}", 1)
+    if repository := settings.get("repository"):
+        links = "".join(f"{name} = {json.dumps(url)}\n" for name, url in urls(package, repository).items())
+        text += f"\n[project.urls]\n{links}"
     return text
 
 
-def _array(values: list[str] | list[dict[str, str]]) -> str:
-    items = [json.dumps(one) if isinstance(one, str) else f"{{ name = {json.dumps(one['name'])} }}" for one in values]
-    line = f"[{', '.join(items)}]"
-    return line if len(line) < 100 else "[\n" + "".join(f"    {item},\n" for item in items) + "]"
+def stage(package: Package, folder: Path) -> Path:
+    """Copy a package into `folder`, beside links to the rest of its repository, with what registries show.
 
-
-def write(workspace: Workspace, package: Package) -> bool:
-    """Write the fields of a package; return True if any changed."""
-    path = package.path / "pyproject.toml"
-    text = current(workspace, package)
-    if text == path.read_text(encoding="utf-8"):
-        return False
-    path.write_text(text, encoding="utf-8")
-    return True
-
-
-def problems(workspace: Workspace) -> Iterator[str]:
-    """Yield a sentence for each package whose fields are missing or out of date."""
-    for package in workspace.packages.values():
-        path = package.path / "pyproject.toml"
-        text = path.read_text(encoding="utf-8")
-        expected = current(workspace, package)
-        if text != expected:
-            old, new = tomllib.loads(text)["project"], tomllib.loads(expected)["project"]
-            fields = [key for key in ("authors", "keywords", "classifiers", "urls") if old.get(key) != new.get(key)]
-            what = ", ".join(f"`{key}`" for key in fields) or "the order or form of its fields"
-            yield f"{path.relative_to(workspace.root)}: {what} must follow from the package. Run `nox -s fix`."
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Write what registries show beside a package.")
-    parser.add_argument("--check", action="store_true", help="only say what is missing or out of date")
-    workspace = Workspace(Path.cwd())
-    try:
-        if parser.parse_args().check:
-            sys.exit("\n".join(problems(workspace)) or None)
-        changed = [name for name, package in workspace.packages.items() if write(workspace, package)]
-    except ValueError as error:
-        sys.exit(str(error))
-    print(f"written: {', '.join(changed) or 'none, all are current'}")
-    if "repository" not in workspace.settings:
-        print("no links: set `repository` of `[tool.composer]` in pyproject.toml")
-
-
-if __name__ == "__main__":
-    main()
+    Raises:
+        ValueError: A setting is missing, or a link of its README leads to no file.
+    """
+    staged = folder / "packages" / package.name
+    shutil.copytree(package.path, staged, ignore=shutil.ignore_patterns("__pycache__"))
+    (staged / "pyproject.toml").write_text(described(package), encoding="utf-8")
+    if repository := Workspace(package.workspace_root).settings.get("repository"):
+        for file in map(staged.joinpath, _PAGE):
+            if file.is_file():
+                file.write_text(page(package, file.read_text(encoding="utf-8"), repository), encoding="utf-8")
+    root = package.workspace_root
+    shutil.copyfile(root / ".gitignore", folder / ".gitignore")  # hatchling puts it into sdists
+    # Building composer-core and composer-all reads the declarations of all packages.
+    for path in (root / "pyproject.toml", root / "tools", *root.glob("packages/*")):
+        if path != package.path:
+            (folder / path.relative_to(root)).symlink_to(path)
+    return staged

@@ -16,8 +16,8 @@ import shutil
 import sys
 from pathlib import Path
 
-from tools import derived, metadata
-from tools.workspace import PREFIX, Package, Workspace
+from tools import derived
+from tools.workspace import PREFIX, Workspace
 
 TEMPLATE = Path(__file__).with_name("template")
 # For each kind: the name of its function, and one line on the example.
@@ -81,7 +81,6 @@ def make(workspace: Workspace, distribution: str, class_name: str, kind: str = "
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_text(_fill(source.read_text(encoding="utf-8"), words), encoding="utf-8")
     shutil.copyfile(workspace.root / "LICENSE", path / "LICENSE")
-    metadata.write(workspace, Package.read(path))
     return path
 
 
@@ -103,7 +102,11 @@ def main() -> None:
     except ValueError as error:
         sys.exit(str(error))
     derived.write(Workspace()[derived.CORE])  # a new view of the repository, which now holds the package
-    print(f'{path.relative_to(workspace.root)} is ready: nox -s "tests({arguments.distribution})"')
+    print(
+        f"{path.relative_to(workspace.root)} has the method of the template, which `nox -s "
+        f'"tests({arguments.distribution})"` tests. Write yours, its paper and its tests in its place; `nox -s docs '
+        "together` then checks it with all packages. If you have a `.venv`, `nox -s dev` adds the package to it."
+    )
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
@@ -316,7 +316,7 @@ def _untagged_commit(workspace: Workspace, package: Package, version: str) -> st
 def _write(workspace: Workspace, package: Package, version: str) -> None:
     """Write the changelog and the version."""
     if _is_handwritten(package, version):
-        today = datetime.now(timezone.utc).date().isoformat()
+        today = datetime.now(UTC).date().isoformat()
         text = package.news.replace(f"## {version} {UNRELEASED}", f"## {version} ({today})", 1)
     else:
         new, released = _new_packages(workspace, package), workspace.releases(package.name)
@@ -405,6 +405,12 @@ def main() -> None:
         if options.abort:
             print("undone:", *abort(workspace))
             return
+        if "repository" not in workspace.settings:
+            raise ReleaseError(
+                "`repository` of `[tool.composer]` in pyproject.toml must be the address of this repository, got none: "
+                "on a registry, links and pictures of a package's page would lead nowhere. Set it, commit, and release "
+                "then."
+            )
         if options.resume:
             tag = resume(workspace)
         else:

@@ -23,7 +23,7 @@ version = "{version}"
 description = "A package of a test."
 readme = "README.md"
 license = "Apache-2.0"
-requires-python = ">=3.10"
+requires-python = ">=3.11"
 dependencies = {dependencies}
 {tables}
 [tool.hatch.build.targets.wheel]

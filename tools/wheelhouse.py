@@ -20,7 +20,7 @@ from pathlib import Path, PurePosixPath
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tools import derived
+from tools import derived, metadata
 from tools.workspace import PREFIX, Package, Workspace, find_uv
 
 PINNED = Path(__file__).parent / "constraints" / "pinned.txt"  # also of the build tools: a tag builds the same later
@@ -147,6 +147,8 @@ def declared(paths: Iterable[Path]) -> list[str]:
 def build(path: Path, out: Path, *arguments: str, epoch: int | None = None) -> Path:
     """Build the package at `path` into `out`, by default its sdist and from that its wheel; return the wheel.
 
+    What registries show is added: see `tools.metadata`.
+
     The same files give the same bytes, in any folder and at any time.
 
     Args:
@@ -157,10 +159,14 @@ def build(path: Path, out: Path, *arguments: str, epoch: int | None = None) -> P
 
     Raises:
         RuntimeError: It cannot be built; the message holds the output of the build.
+        ValueError: A link of its README leads to no file.
     """
-    command = [find_uv(), "build", *arguments, "--build-constraints", str(PINNED), "--out-dir", str(out), str(path)]
+    command = [find_uv(), "build", *arguments, "--build-constraints", str(PINNED), "--out-dir", str(out.absolute())]
     environment = os.environ if epoch is None else {**os.environ, "SOURCE_DATE_EPOCH": str(epoch)}
-    run = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
+    with tempfile.TemporaryDirectory() as scratch:
+        staged = metadata.stage(Package.read(path.absolute()), Path(scratch))
+        command.append(str(staged))
+        run = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
     if run.returncode != 0:
         raise RuntimeError(f"building {path.name} failed:\n{run.stdout}{run.stderr}")
     (wheel,) = out.glob("*.whl")
@@ -168,8 +174,8 @@ def build(path: Path, out: Path, *arguments: str, epoch: int | None = None) -> P
 
 
 def fingerprint(package: Package) -> str:
-    """Return a digest of the dependencies and of all files that can end up in the wheel of a package."""
-    digest = hashlib.sha256("\n".join(map(str, package.dependencies)).encode())
+    """Return a digest of the metadata and of all files that can end up in the wheel of a package."""
+    digest = hashlib.sha256("\n".join([metadata.described(package), *map(str, package.dependencies)]).encode())
     for file in sorted(package.path.rglob("*")):
         inside = file.relative_to(package.path)
         if file.is_file() and inside.parts[0] not in _LEFT_OUT and "__pycache__" not in inside.parts:

@@ -12,8 +12,8 @@ import itertools
 import os
 import shutil
 import subprocess
-import sys
 import tarfile
+import tomllib
 import urllib.error
 import urllib.request
 from collections.abc import Iterable, Mapping
@@ -28,11 +28,6 @@ from typing import Any
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parent.parent
 PREFIX = "composer-"  # of every distribution of this repository
@@ -52,6 +47,7 @@ class Package:
         test_dependencies: The requirements of its tests besides pytest and hypothesis: its dependency group `test`.
         entry_points: `{group: {name: value}}`, without console scripts.
         scripts: Its console scripts, `{name: value}`.
+        exceptions: Reasons by the names of dependencies that are declared, but not imported, or the other way round.
     """
 
     name: str
@@ -64,6 +60,12 @@ class Package:
     extras: tuple[Requirement, ...]
     entry_points: Mapping[str, Mapping[str, str]]
     scripts: Mapping[str, str]
+    exceptions: Mapping[str, str]
+
+    @property
+    def workspace_root(self) -> Path:
+        """The root of its repository, which may be one that is checked out from a tag."""
+        return self.path.parent.parent
 
     @property
     def source(self) -> Path:
@@ -112,6 +114,7 @@ class Package:
             test_dependencies=tuple(map(Requirement, data.get("dependency-groups", {}).get("test", []))),
             entry_points=project.get("entry-points", {}),
             scripts=project.get("scripts", {}),
+            exceptions=data.get("tool", {}).get("composer", {}).get("exceptions", {}),
         )
 
 
@@ -152,6 +155,11 @@ class Workspace:
         for key in ("authors", "pythons"):
             if key not in table:
                 raise ValueError(f"{path}: `tool.composer.{key}` is required, but missing. Add it.")
+        if not table.get("repository", "https://").startswith("https://") or table.get("repository", "").endswith("/"):
+            raise ValueError(
+                f"{path}: `tool.composer.repository` must be an address such as https://example.org/us/composer,"
+                f" got {table['repository']!r}."
+            )
         return table
 
     def __getitem__(self, name: str) -> Package:
@@ -202,8 +210,11 @@ class Workspace:
         """Return `names` and all their siblings, sorted and without duplicates."""
         return sorted({member for name in names for member in (name, *self.siblings(name))})
 
-    def alike(self) -> list[list[str]]:
-        """Return the packages in groups whose tests need the same other packages, those with most tests first."""
+    def alike(self) -> dict[str, list[str]]:
+        """Return the packages in groups whose tests need the same other packages, those with most tests first.
+
+        A group has the short name of its first package, and the number of the others: `mixup+2`.
+        """
         groups: dict[frozenset[str], list[str]] = {}
         for name, package in self.packages.items():
             siblings = self.siblings(name, with_tests=True)
@@ -213,7 +224,11 @@ class Workspace:
             ]
             groups.setdefault(frozenset([*siblings, *self.outside(needs)]), []).append(name)
         sizes = {name: sum(file.stat().st_size for file in self[name].tests.rglob("*.py")) for name in self.names}
-        return sorted(groups.values(), key=lambda names: -sum(map(sizes.__getitem__, names)))
+        found = sorted(groups.values(), key=lambda names: -sum(map(sizes.__getitem__, names)))
+        return {
+            first.removeprefix(PREFIX) + (f"+{len(others)}" if others else ""): [first, *others]
+            for first, *others in found
+        }
 
     def in_order(self) -> list[str]:
         """Return the names so that each follows its dependencies, also those of its extras."""
@@ -278,7 +293,7 @@ class Workspace:
         """
         run = subprocess.run(["git", "archive", f"{name}-v{version}"], cwd=self.root, check=True, capture_output=True)
         with TarFile(fileobj=BytesIO(run.stdout)) as archive:
-            if hasattr(tarfile, "data_filter"):  # not in the first Pythons 3.10 and 3.11
+            if hasattr(tarfile, "data_filter"):  # not in the first releases of 3.11
                 archive.extractall(directory, filter="data")
             else:
                 archive.extractall(directory)

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
 
+from tools.markdown import outside_code, with_links
 from tools.site.api import page_of_module
 from tools.workspace import ROOT, Package, Workspace
 
 _SITE = Path(__file__).parent
 _DOCUMENTS = ("README.md", "MIGRATING.md", "HOSTS.md", "CHANGELOG.md")
-_FENCED = re.compile(r"^(?P<indent> *)```.*?^(?P=indent)```$", re.MULTILINE | re.DOTALL)
-_LINK = re.compile(
-    r"`[^`\n]+`|(?P<label>!?\[(?:[^\]`]|`[^`]*`)*\])\((?P<target>[^)\s]+)\)"
-)  # or code, which is left alone
 _ITEM = re.compile(r"(?:[-*]|\d+\.) ")
 _NUMBERS = re.compile(r"(?<=\| )(at most )?[-+]?\d([-+\d.,%/()\[\] ]|to)*(?= \|)")  # "1.02 (0.99 to 1.05)" in a cell
 _GUIDES = (
@@ -101,14 +98,12 @@ def rewritten(
     """
     pictures: dict[str, Path] = {}
 
-    def replace(match: re.Match[str]) -> str:
-        label, target = match["label"], match["target"]
-        path, hash_, anchor = (target or "").partition("#")
-        if not path or ":" in path or path in beside:  # code, an anchor of the same page, an address
-            return match[0]
+    def replace(label: str, path: str, anchor: str) -> str:
+        if path in beside:
+            return f"{label}({path}{anchor})"
         file = Path(os.path.normpath(source.parent / path))
         if not file.exists():
-            raise ValueError(f"{source}: the link to {target!r} leads to no file.")
+            raise ValueError(f"{source}: the link to {path + anchor!r} leads to no file.")
         if label.startswith("!"):
             place = f"images/{file.name}"
             if pictures.setdefault(place, file) != file:
@@ -118,14 +113,14 @@ def rewritten(
             if found is None:
                 return label[1:-1]
             place = found
-        return f"{label}({os.path.relpath(place, Path(page).parent)}{hash_}{anchor})"
+        return f"{label}({os.path.relpath(place, Path(page).parent)}{anchor})"
 
-    return _outside_code(text, lambda part: _LINK.sub(replace, part)), pictures
+    return with_links(text, replace), pictures
 
 
 def readable(text: str) -> str:
     """Return a text of GitHub's dialect as Python-Markdown reads it: a list begins after an empty line."""
-    return _outside_code(text, _separate_lists)
+    return outside_code(text, _separate_lists)
 
 
 def _separate_lists(text: str) -> str:
@@ -140,14 +135,6 @@ def _separate_lists(text: str) -> str:
             in_list = True
         lines.append(line)
     return "\n".join(lines)
-
-
-def _outside_code(text: str, change: Callable[[str], str]) -> str:
-    parts, end = [], 0
-    for match in _FENCED.finditer(text):
-        parts += [change(text[end : match.start()]), match[0]]
-        end = match.end()
-    return "".join([*parts, change(text[end:])])
 
 
 def _module_page(file: Path) -> str | None:
@@ -201,7 +188,7 @@ def finished(text: str, page: str, workspace: Workspace) -> str:
     """
     folder, _, rest = page.partition("/")
     lines = []
-    text = _outside_code(text, lambda part: _NUMBERS.sub(lambda match: match[0].replace(" ", "&nbsp;"), part))
+    text = outside_code(text, lambda part: _NUMBERS.sub(lambda match: match[0].replace(" ", "&nbsp;"), part))
     if page in _INDEXES:
         text = _with_cards(text, page, workspace)
     if folder == "packages" and rest.endswith("/README.md"):
@@ -233,7 +220,7 @@ def _with_cards(text: str, page: str, workspace: Workspace) -> str:
         place = os.path.relpath(f"packages/{owner}/README.md", Path(page).parent)
         return match[0] if owner is None else f"[{match[0]}]({place})"
 
-    return _outside_code(text, lambda part: _CELL.sub(replace, part))
+    return outside_code(text, lambda part: _CELL.sub(replace, part))
 
 
 def navigation(workspace: Workspace, references: Iterable[str]) -> list[object]:

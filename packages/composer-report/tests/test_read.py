@@ -68,7 +68,7 @@ def test_a_run_of_the_trainer(trained: Path) -> None:
     assert (run.name, run.group, run.seed, run.status, run.error) == ("long-1", "long", 1, "finished", None)
     assert (run.batches, run.epochs, run.max_duration) == (24, 3, "3ep")
     assert run.started is not None
-    assert abs(datetime.datetime.now(datetime.timezone.utc) - run.started) < datetime.timedelta(hours=1)
+    assert abs(datetime.datetime.now(datetime.UTC) - run.started) < datetime.timedelta(hours=1)
     assert run.metrics["loss/train/total"].steps.tolist() == list(range(24))
     assert run.metrics["metrics/eval/MulticlassAccuracy"].steps.tolist() == [8, 16, 24]
     assert [(e.label, e.step, e.batches, e.samples) for e in run.evaluations] == [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias, Union
+from typing import Any, TypeAlias
 
 import torch.utils.data
 
@@ -14,7 +14,7 @@ Batch: TypeAlias = Any
 Dataset: TypeAlias = torch.utils.data.Dataset[Batch]
 """A torch dataset of batches or samples."""
 
-JSON: TypeAlias = Union[str, float, int, list["JSON"], dict[str, "JSON"], None]  # noqa: UP007 - 3.10 has no `|` of strings
+JSON: TypeAlias = str | float | int | list["JSON"] | dict[str, "JSON"] | None
 """A value that `json.loads` returns."""
 
 

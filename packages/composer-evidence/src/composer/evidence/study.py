@@ -782,7 +782,7 @@ class Study:
             "reference": self.runner.reference,
             "metric": asdict(self.task.metric),
             "command": self.command,
-            "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         }
         return self.ledger.add("entry", {**stable, **facts})
 

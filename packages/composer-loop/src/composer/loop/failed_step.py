@@ -25,7 +25,7 @@ _MAX_TENSORS = 12  # lines about the batch, and about the outputs
 def describe_failed_step(error: Exception, state: State, batch: Any) -> None:
     """Add to an error what the first step saw: batch, outputs, loss, model and optimizers, and what may be wrong.
 
-    The error gets a note, which its traceback shows. Python 3.10 has no notes; there the text is logged as an error.
+    The error gets a note, which its traceback shows.
 
     Args:
         error: The error that the step raised.
@@ -40,10 +40,7 @@ def describe_failed_step(error: Exception, state: State, batch: Any) -> None:
         _log.debug("The failed step could not be described.", exc_info=True)
         return
     text = "\n".join([text, "Possible causes:", *causes]) if causes else text
-    if hasattr(error, "add_note"):
-        error.add_note(text)
-    else:
-        _log.error("%s", text)
+    error.add_note(text)
 
 
 def _seen(state: State, batch: Any) -> Iterator[str]:

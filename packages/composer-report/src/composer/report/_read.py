@@ -357,7 +357,7 @@ class _Reader:
             name=str(start["run_name"]),
             group=start.get("group"),
             seed=start.get("seed"),
-            started=datetime.datetime.fromtimestamp(self.chain[0].start["time"], datetime.timezone.utc),
+            started=datetime.datetime.fromtimestamp(self.chain[0].start["time"], datetime.UTC),
             seconds=final.offset + final.seconds,
             status=status,
             error=error,
