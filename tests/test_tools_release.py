@@ -208,7 +208,9 @@ class TestRelease:
     def test_nothing_is_released_without_the_address_of_the_repository(self, tree: Tree) -> None:
         self.released(tree)
         path = tree.root / "pyproject.toml"
-        path.write_text(path.read_text(encoding="utf-8").replace('repository = "', '# repository = "'), encoding="utf-8")
+        path.write_text(
+            path.read_text(encoding="utf-8").replace('repository = "', '# repository = "'), encoding="utf-8"
+        )
         tree.commit()
 
         run = run_tool("release", "--check", "composer-one", "0.1.1", cwd=tree.root)

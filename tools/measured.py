@@ -25,6 +25,7 @@ END = "<!-- end of measured -->\n"
 NOT_YET = "Not yet. [composer-evidence](../composer-evidence) measures it, on a task of its own or on yours.\n"
 _WHY_NOT: Mapping[str, str] = {
     "AugMix": "it changes images one by one on the host, and the images of the tasks are batches on the device",
+    "BatchSizeWarmup": "its steps have fewer samples, and the ledger compares runs with as many steps",
     "ChannelsLast": "it changes the time of a step, and is part of plain training in all tasks with images",
     "ChunkedCrossEntropy": "it changes memory, not results: see its cost below",
     "Factorize": "the networks of the tasks have no layers that are large enough",
