@@ -117,8 +117,9 @@ def _install_declared(session: nox.Session, packages: Sequence[str], *arguments:
 
 
 def _needs_of_examples() -> list[str]:
-    """Return what the documentation needs besides the packages: a store's client for a module, timm for examples."""
-    shown = (WORKSPACE[name].test_dependencies for name in ("composer-checkpoint", "composer-models"))
+    """Return what the documentation needs besides the packages: a store's client for a module, timm, peft."""
+    names = ("composer-checkpoint", "composer-models", "composer-huggingface")
+    shown = (WORKSPACE[name].test_dependencies for name in names)
     return sorted(set().union(*map(WORKSPACE.outside, shown)))
 
 

@@ -93,7 +93,7 @@ class Text:
     """
 
     path: Path
-    tokenizer: CharTokenizer
+    tokenizer: Any
     batch_size: int
     seq_length: int
 
