@@ -239,6 +239,56 @@ def test_what_would_be_folded_wrongly_is_refused(layer: nn.Module, change: Any, 
         plain_state_dict(layer)
 
 
+def test_weights_do_not_change_with_further_training() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 1))
+    cf.apply_weight_standardization(model, 1)
+    first = plain_state_dict(model)
+    before = {name: value.clone() for name, value in first.items()}
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1)
+
+    assert all(torch.equal(value, before[name]) for name, value in first.items())
+
+
+def _tied(last: int) -> nn.Module:
+    """Return two convolutions with one weight, of which all but the last ones are standardized."""
+    first, second = nn.Conv2d(3, 3, 3), nn.Conv2d(3, 3, 3)
+    second.weight = first.weight
+    model = nn.Sequential(first, nn.GroupNorm(1, 3), second)
+    cf.apply_weight_standardization(model, last)
+    return model
+
+
+def test_a_weight_that_only_some_layers_fold_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"weights 0\.parametrizations\.weight\.original, 2\.weight are one tensor"):
+        plain_state_dict(_tied(last=1))
+    branch = nn.Linear(3, 3)
+
+    def blocks() -> nn.Module:
+        return nn.Sequential(*(_Branch(branch) for _ in range(2)))
+
+    model = blocks()
+    cf.apply_stochastic_depth(model, _Branch, drop_rate=0.5)  # each block has a rate of its own
+    with pytest.raises(ValueError, match=r"weights 0\.last\.weight, 1\.last\.weight are one tensor"):
+        plain_state_dict(model)
+    plain = nn.Sequential(nn.Linear(2, 2))
+    plain.append(plain[0])
+    assert plain_state_dict(plain).keys() == plain.state_dict().keys()
+
+
+class _Branch(nn.Module):
+    """A residual block of vectors."""
+
+    def __init__(self, last: nn.Module) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(3, 3), last
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.last(self.first(x)) + x
+        return out
+
+
 class Block(nn.Module):
     """A residual block whose branch ends with a layer."""
 
@@ -306,5 +356,5 @@ def test_what_a_file_of_weights_does_not_list_is_passed(tmp_path: Path) -> None:
 def test_a_file_without_weights_is_refused(tmp_path: Path) -> None:
     torch.save({"state": {"run_name": "a"}}, tmp_path / "run.pt")
 
-    with pytest.raises(ValueError, match="must be a checkpoint with weights"):
+    with pytest.raises(ValueError, match=r"must be a checkpoint of composer or of Lightning, .* with 'state'\. Save"):
         restore(nn.Linear(2, 2), tmp_path / "run.pt")

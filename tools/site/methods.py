@@ -176,7 +176,10 @@ def gallery(workspace: Workspace) -> str:
             for entry in entries:
                 if entry["method"] == name:
                     found[entry["verdict"]["word"]].append(task)
-        verdicts = " ".join(f"_{word}: {', '.join(where)}_{{ .{word.split()[0]} }}" for word, where in found.items())
+        shown_as = {"gain": "better", "loss": "worse"}  # beside code, a loss is a function
+        verdicts = " ".join(
+            f"_{shown_as.get(word, word)}: {', '.join(where)}_{{ .{word.split()[0]} }}" for word, where in found.items()
+        )
         text = f"{shown}\n**[{name}]({place})** {description}\n{verdicts or '_not measured_'}"
         cards.append(f'<div class="method {" ".join(classes)}" markdown>\n{text}\n</div>')
     kinds = {"images": "images", "tokens": "text"}

@@ -38,11 +38,12 @@ def plain_state_dict(model: torch.nn.Module) -> dict[str, torch.Tensor]:
         model: The model, possibly wrapped by DDP or `torch.compile`; it is not changed.
 
     Returns:
-        Tensors by name, on their device. Those that need no folding are the model's own, as in `state_dict()`.
+        Copies by name, on the device of the model.
 
     Raises:
-        ValueError: Layers have no counterpart in the plain model; all of them are listed with the reasons. Or the model
-            is sharded, or on the meta device.
+        ValueError: Layers have no counterpart in the plain model; all of them are listed with the reasons. Or weights
+            are shared under several names, of which only some can be folded; or the model is sharded, or on the meta
+            device.
         TypeError: `model` is not a module.
 
     Example:
@@ -57,6 +58,10 @@ def plain_state_dict(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """
     inner = check_exportable(model)
     weights: dict[str, torch.Tensor] = dict(inner.state_dict())
+    shared: dict[Any, list[str]] = {}
+    for key, value in weights.items():
+        if isinstance(value, torch.Tensor) and value.numel():
+            shared.setdefault((value.data_ptr(), value.shape, value.dtype), []).append(key)
     modules = dict(inner.named_modules(remove_duplicate=False))
     refusals: dict[torch.nn.Module, str] = {}
     for name in reversed(modules):  # children come before the layers that hold them
@@ -76,7 +81,15 @@ def plain_state_dict(model: torch.nn.Module) -> dict[str, torch.Tensor]:
             f"`composer.export.restore(model, checkpoint)`, or write weights and code to one file that needs neither: "
             f"`composer.inference.export_for_inference`."
         )
-    return {key.replace("_orig_mod.", ""): value for key, value in weights.items()}  # of parts compiled by themselves
+    for keys in shared.values():
+        left = [weights[key] for key in keys if key in weights]
+        if left and (len(left) < len(keys) or not all(torch.equal(left[0], each) for each in left[1:])):
+            raise ValueError(
+                f"The weights {', '.join(keys)} are one tensor, also in the plain model, but there each layer would need "
+                f"other values of it. Build the model and call `composer.export.restore(model, checkpoint)`."
+            )
+    copies = {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in weights.items()}
+    return {key.replace("_orig_mod.", ""): value for key, value in copies.items()}  # of parts compiled by themselves
 
 
 def restore(
@@ -160,5 +173,8 @@ def _read(file: str | os.PathLike[str]) -> dict[str, Any]:
         saved = {"model": content["state_dict"], "algorithms": content.get("composer", {}).get("algorithms")}
     weights = saved.get("model")
     if not (isinstance(weights, dict) and any(isinstance(each, torch.Tensor) for each in weights.values())):
-        raise ValueError(f"`file` must be a checkpoint with weights, got {os.fspath(file)!r}, which has none.")
+        raise ValueError(
+            f"`file` must be a checkpoint of composer or of Lightning, or tensors by name, got {os.fspath(file)!r} "
+            f"with {', '.join(map(repr, list(content)[:10])) or 'nothing'}. Save the weights alone."
+        )
     return saved

@@ -199,9 +199,9 @@ class EMA(Algorithm):
         weights.
     Differs: the warmup; without it, averages start from the weights at the first update, without bias correction.
         Averages of bfloat16 and float16 weights are float32. Buffers other than running statistics are copied, not
-        averaged. `smoothing` alone updates every batch; `state_dict` works before INIT. The model always holds the
-        averages after `fit` has ended, and never between two batches. Names do not depend on wrappers such as
-        `DistributedDataParallel`.
+        averaged. `smoothing` alone updates every batch; `state_dict` works before INIT. The model holds the averages
+        after `fit` has ended, and otherwise only while it is evaluated and saved. Names do not depend on wrappers such
+        as `DistributedDataParallel`.
     """
 
     placement = Placement(
