@@ -85,8 +85,8 @@ def plain_state_dict(model: torch.nn.Module) -> dict[str, torch.Tensor]:
         left = [weights[key] for key in keys if key in weights]
         if left and (len(left) < len(keys) or not all(torch.equal(left[0], each) for each in left[1:])):
             raise ValueError(
-                f"The weights {', '.join(keys)} are one tensor, also in the plain model, but there each layer would need "
-                f"other values of it. Build the model and call `composer.export.restore(model, checkpoint)`."
+                f"The weights {', '.join(keys)} are one tensor, also in the plain model, whose layers would each need "
+                f"another one. Build the model and call `composer.export.restore(model, checkpoint)`."
             )
     copies = {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in weights.items()}
     return {key.replace("_orig_mod.", ""): value for key, value in copies.items()}  # of parts compiled by themselves
