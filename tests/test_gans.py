@@ -12,7 +12,7 @@ import torch
 from torch.nn.functional import softplus
 from torch.utils.data import DataLoader, TensorDataset
 
-from composer.algorithms import EMA, SAM, EMANesterov, GradientClipping, MixUp, StochasticDepth
+from composer.algorithms import EMA, SAM, SOAP, EMANesterov, GradientClipping, MixUp, Muon, StochasticDepth
 from composer.core import ConflictError
 from composer.hosts.lightning import ComposeCallback
 from composer.loop import HostedRun
@@ -165,6 +165,8 @@ def test_what_acts_on_losses_and_gradients_is_refused_at_once() -> None:
     words = "(?s)5 problems.*`accumulate`.*`MixUp` acts at.*`begin_turn`.*`SAM` wraps.*`GradientCl.*`EMANesterov`"
     with pytest.raises(ConflictError, match=words):
         HostedRun(gan, [averages(), *REFUSED], max_duration="1ep", manual=True, accumulate=2)
+    with pytest.raises(ConflictError, match=r"(?s)3 problems.*`Muon` .*holds the optimizers.*`SOAP` "):
+        HostedRun(gan, [Muon(), SOAP()], max_duration="1ep", manual=True)
     HostedRun(gan, [averages(), StochasticDepth("ResNetBottleneck")], max_duration="1ep", manual=True)
 
 

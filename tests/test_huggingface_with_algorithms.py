@@ -10,13 +10,14 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from torch.utils.data import DataLoader
-from transformers import PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from composer import Trainer
 from composer.algorithms import (
     EMA,
     SAM,
     Alibi,
+    ChunkedCrossEntropy,
     GatedLinearUnits,
     GradientClipping,
     LowPrecisionLayerNorm,
@@ -27,6 +28,7 @@ from composer.algorithms.gated_linear_units.gated_linear_unit_layers import BERT
 from composer.callbacks import Generate
 from composer.core import Algorithm, Callback, Precision, State
 from composer.loggers import InMemoryLogger, Logger
+from composer.loop import HostedRun
 from composer.models import HuggingFaceModel, create_bert_classification, create_bert_mlm, create_gpt2
 
 LENGTH = 16
@@ -214,3 +216,27 @@ def test_training_is_the_same_with_and_without_generations(tokenizer_folder: str
         found.append([weight.detach() for weight in model.parameters()])
 
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+def test_a_causal_model_of_transformers_shifts_its_labels_without_a_wrapper() -> None:
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    net, tokens = LlamaForCausalLM(LlamaConfig(vocab_size=32, **sizes)), torch.randint(32, (4, LENGTH))
+    batch = {"input_ids": tokens, "labels": tokens}
+    run = HostedRun(
+        net,
+        [ChunkedCrossEntropy()],
+        forward=lambda net, batch: net(**batch),
+        loss=lambda outputs, batch: outputs.loss,
+        optimizers=torch.optim.SGD(net.parameters(), lr=0.1),
+        dataloader=[batch],
+        max_duration="1ep",
+    )
+    expected = net(**batch).loss.detach()
+    run.begin_fit()
+    for each in run.epoch():
+        loss = run.loss(each)
+        run.backward(loss)
+        run.step()
+    run.end_fit()
+
+    torch.testing.assert_close(loss.detach(), expected)

@@ -157,15 +157,18 @@ def test_the_last_images_of_a_name_are_shown(record: Any, tmp_path: Path, channe
         shown = [each.movedim(-3, -1) for each in images] if channels_last else images
         run.logger.log_images(shown, name="wrong / guesses", channels_last=channels_last)
     run.logger.log_images([masks] * 70, name="masks")
+    for name in ("wrong - guesses", "long " * 100):
+        run.logger.log_images(masks, name=name)
     run.close()
 
-    (guesses, many) = read_run(tmp_path / "run").images
+    guesses, many, *others = read_run(tmp_path / "run").images
+    assert len({each.files for each in (guesses, *others)}) == 3
     assert (guesses.name, guesses.num_images, many.num_images, len(many.files)) == ("wrong / guesses", 2, 70, 64)
     for file, image in zip(guesses.files, last, strict=True):
         assert np.array_equal(np.asarray(Image.open(file)), (image.movedim(0, -1) * 255).round().byte().numpy())
     assert np.array_equal(np.asarray(Image.open(many.files[0])) > 0, masks.numpy())
     page = write_report(tmp_path / "run", tmp_path / "report.html").read_text()
-    assert page.count("data:image/png;base64,") == 66
+    assert page.count("data:image/png;base64,") == 68
     assert "masks (batch 0, the first 64 of 70)" in page
 
 

@@ -57,7 +57,7 @@ def plain_state_dict(model: torch.nn.Module) -> dict[str, torch.Tensor]:
         True
     """
     inner = check_exportable(model)
-    weights: dict[str, torch.Tensor] = dict(inner.state_dict())
+    weights: dict[str, Any] = dict(inner.state_dict())  # a module's own `get_extra_state` may return anything
     shared: dict[Any, list[str]] = {}
     for key, value in weights.items():
         if isinstance(value, torch.Tensor) and value.numel():

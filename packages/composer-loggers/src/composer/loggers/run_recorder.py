@@ -554,7 +554,9 @@ class _RunFile:
 
     def write_images(self, record: dict[str, Any], copies: Sequence[ImageCopy], channels_last: bool) -> None:
         """Write PNG files beside the file, in place of earlier ones of that name, and the record that lists them."""
-        path, name = Path(self._file.name), _NOT_IN_A_FILE_NAME.sub("-", record["name"])
+        path, name = Path(self._file.name), _NOT_IN_A_FILE_NAME.sub("-", record["name"])[:80]
+        if name != record["name"]:  # another name may become the same
+            name = f"{name}-{zlib.crc32(record['name'].encode()):08x}"
         folder = path.with_name(f"{path.stem}-images")
         folder.mkdir(exist_ok=True)
         images = [image for copy in copies for image in _split_images(copy(), channels_last)]

@@ -130,7 +130,8 @@ class HostedRun:
         accumulate: Batches of the loader per step of the optimizers.
         manual: The loop computes the gradients and steps the optimizers and schedulers itself, as often as it likes in
             a batch, and calls `end_batch` after each batch of `epoch` in place of `loss`, `backward` and `step`.
-            Algorithms that act on losses or gradients are refused.
+            Algorithms that act on losses or gradients, or replace optimizers, are refused; callbacks see no losses,
+            and `precision` and `loss` are for the loop to use.
         seed: The seed of the first rank; rank r uses `seed + r`.
         precision: A `Precision` or its name. `loss` computes outputs and loss in it.
         callbacks: Callbacks.

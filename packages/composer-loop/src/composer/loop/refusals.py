@@ -10,7 +10,14 @@ import torch
 
 from composer.core.algorithm import Algorithm, declared_events, declared_placement
 from composer.core.callback import Callback
-from composer.core.effects import CHANGES_BATCH_SIZE, PHRASES, REPLACES_MODEL, WRAPS_OPTIMIZER, Placement
+from composer.core.effects import (
+    CHANGES_BATCH_SIZE,
+    PHRASES,
+    REPLACES_MODEL,
+    REPLACES_OPTIMIZER,
+    WRAPS_OPTIMIZER,
+    Placement,
+)
 from composer.core.event import Event
 from composer.core.logging import Logger, LoggerDestination
 from composer.core.ordering import ConflictError, Ordering
@@ -34,6 +41,7 @@ _MANUAL: dict[Event | str, str] = {  # where the loop computes gradients and ste
         "of composer with a model that has a method `begin_turn`.",
     ),
     WRAPS_OPTIMIZER: "With manual optimization, the loop steps without a closure. Leave the algorithm out.",
+    REPLACES_OPTIMIZER: "With manual optimization, the loop holds the optimizers. Build this one by yourself.",
 }
 
 

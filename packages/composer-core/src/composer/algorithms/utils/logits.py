@@ -65,11 +65,21 @@ def shifts_labels(state: State, shift_labels: bool | None) -> bool:
 
     Args:
         state: The training state.
-        shift_labels: The user's choice; None: the attribute of the model with this name.
+        shift_labels: The user's choice. None: the attribute of the model with this name; without it, whether a part of
+            the model is a causal language model of transformers, whose own loss shifts.
     """
     if shift_labels is None:
-        return bool(getattr(unwrapped_model(state.model), "shift_labels", False))
+        model = unwrapped_model(state.model)
+        declared = getattr(model, "shift_labels", None)
+        return any(map(_is_causal, model.modules())) if declared is None else bool(declared)
     return shift_labels
+
+
+def _is_causal(module: torch.nn.Module) -> bool:
+    return any(
+        kind.__module__.startswith("transformers.") and kind.__name__.endswith(("ForCausalLM", "LMHeadModel"))
+        for kind in type(module).__mro__
+    )
 
 
 def add_to_loss(loss: Any, term: torch.Tensor, name: str) -> Any:
