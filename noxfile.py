@@ -291,7 +291,7 @@ def docs(session: nox.Session) -> None:
     _pytest(session, "tests/test_docs.py")
 
 
-@_task(tags=["ci"], usual=True)
+@_task(tags=["ci"])
 def site(session: nox.Session) -> None:
     """Build the documentation into `.nox/pages/html`, with the tutorials run, and check it (`-- --help`)."""
     _install(session, NAMES, *TEST_TOOLS, *TOOL_TOOLS, *SITE_TOOLS, "ruff", *_needs_of_examples())
