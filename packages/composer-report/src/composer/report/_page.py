@@ -49,7 +49,7 @@ def write_report(
 
     Args:
         folders: One or several folders of runs, or folders that contain them.
-        output: The file to write, at once, so that a browser never reads half of it; missing folders are created.
+        output: The file to write, which a browser never finds half written; missing folders are created.
         refresh: Seconds after which a browser loads the page again; 0: never.
 
     Returns:

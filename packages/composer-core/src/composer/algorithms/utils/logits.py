@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -11,6 +12,9 @@ from composer.utils import unwrapped_model
 
 if TYPE_CHECKING:
     from composer.core.state import State
+
+# Algorithms ask in every step, and looking through a large model takes longer than the rest of what they do there.
+_holds_causal: WeakKeyDictionary[torch.nn.Module, bool] = WeakKeyDictionary()
 
 
 def logits_of(outputs: Any, name: str) -> torch.Tensor:
@@ -71,7 +75,11 @@ def shifts_labels(state: State, shift_labels: bool | None) -> bool:
     if shift_labels is None:
         model = unwrapped_model(state.model)
         declared = getattr(model, "shift_labels", None)
-        return any(map(_is_causal, model.modules())) if declared is None else bool(declared)
+        if declared is not None:
+            return bool(declared)
+        if model not in _holds_causal:
+            _holds_causal[model] = any(map(_is_causal, model.modules()))
+        return _holds_causal[model]
     return shift_labels
 
 
