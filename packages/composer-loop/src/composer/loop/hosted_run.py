@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import operator
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any, SupportsIndex, TypeVar
+from typing import Any, SupportsIndex
 
 import torch
 
@@ -32,7 +31,7 @@ from composer.core.precision import Precision
 from composer.core.saving.optimizers import named
 from composer.core.state import State
 from composer.core.time import TimeInput, TimeUnit
-from composer.loop.driver import Driver, active_dataloader, copied
+from composer.loop.driver import Driver, active_dataloader, copied, zero_grad
 from composer.loop.failed_step import describe_failed_step
 from composer.loop.generators import global_states, set_global_states
 from composer.loop.loss_terms import Count, LossTerms, share_of
@@ -46,7 +45,6 @@ from composer.utils.reproducibility import seed_context
 
 __all__ = ["HostedRun", "algorithms_in", "total_loss"]
 
-_Method = TypeVar("_Method", bound=Callable[..., Any])
 _END = object()  # marks the end of a loader
 
 # The phases of a run, as messages name them; each allows some of the methods.
@@ -58,20 +56,6 @@ _CREATED, _READY, _FIT, _EPOCH = (
 )
 _BATCH, _PASS, _LOSS = "before a forward pass", "in a forward pass", "after the loss"
 _GRADIENTS, _EVALUATION = "after a backward pass", "in an evaluation"
-
-
-def _describing_failures(method: _Method) -> _Method:
-    """Return a method of `HostedRun` whose errors say what the first step saw."""
-
-    @functools.wraps(method)
-    def run(self: HostedRun, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return method(self, *args, **kwargs)
-        except Exception as error:
-            self.describe_failure(error)
-            raise
-
-    return run  # type: ignore[return-value]
 
 
 class HostedRun:
@@ -561,7 +545,6 @@ class HostedRun:
 
     # ---- one forward and backward pass ----
 
-    @_describing_failures
     def loss(self, batch: Any) -> Any:
         """Compute the loss of a batch, with all events from BEFORE_FORWARD to BEFORE_BACKWARD.
 
@@ -580,8 +563,12 @@ class HostedRun:
                 f"`loss` must be known to compute it, but {type(state.model).__name__} is not a `ComposerModel`. Pass "
                 f"`HostedRun(..., loss=...)`."
             )
-        batch = self._begin_pass(batch)
-        loss = self._driver.compute_loss(batch, state.model, self._wrapped)
+        try:
+            batch = self._begin_pass(batch)
+            loss = self._driver.compute_loss(batch, state.model, self._wrapped)
+        except Exception as error:
+            self.describe_failure(error)
+            raise
         self._phase = _LOSS
         return loss
 
@@ -654,7 +641,6 @@ class HostedRun:
         self._phase = _LOSS
         return loss
 
-    @_describing_failures
     def backward(self, loss: Any, backward: Callable[[torch.Tensor], object] | None = None) -> None:
         """Compute the gradients of a loss, weighted by the batch's share of the step, and announce AFTER_BACKWARD.
 
@@ -675,7 +661,11 @@ class HostedRun:
                 "`optimizer.zero_grad()` and `run.end_batch()`."
             )
         self._backward = backward
-        self._driver.backward(loss, self._weight, backward)
+        try:
+            self._driver.backward(loss, self._weight, backward)
+        except Exception as error:
+            self.describe_failure(error)
+            raise
         self._phase = _GRADIENTS
 
     def after_backward(self) -> None:
@@ -690,7 +680,6 @@ class HostedRun:
 
     # ---- one step ----
 
-    @_describing_failures
     def step(self) -> bool:
         """Step optimizers and schedulers and clear the gradients, if this was the last batch of the step.
 
@@ -719,25 +708,31 @@ class HostedRun:
         state = self.state
         if not state.optimizers:
             raise RuntimeError("`optimizers` must be given before `step`. Pass them to `HostedRun`.")
-        self.after_gradients()
-        others = list(state.optimizers)
-        if self.replays:
-            runs_passes = next(i for i, each in enumerate(others) if needs_closure(each))
-            others.pop(runs_passes).step(self.closure())  # type: ignore[arg-type]  # torch names the type of its result float
-        for optimizer in others:
-            optimizer.step()
-        for optimizer in state.optimizers:
-            optimizer.zero_grad()
-        self._driver.step_schedulers()
+        try:
+            self.after_gradients()
+            others = list(state.optimizers)
+            if self.replays:
+                runs_passes = next(i for i, each in enumerate(others) if needs_closure(each))
+                others.pop(runs_passes).step(self.closure())  # type: ignore[arg-type]  # torch names the type of its result float
+            for optimizer in others:
+                optimizer.step()
+            for optimizer in state.optimizers:
+                zero_grad(optimizer)
+            self._driver.step_schedulers()
+        except Exception as error:
+            self.describe_failure(error)
+            raise
         self._stepped = None
         self.end_batch()
         return True
 
     def _record_external_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        rates = [group.get("lr") for group in optimizer.param_groups]
-        # A step with all learning rates 0 only creates the state of the optimizer.
-        if any(not isinstance(rate, (float, int)) or rate for rate in rates):
-            self._stepped = type(optimizer).__name__
+        for group in optimizer.param_groups:
+            rate = group.get("lr")
+            # A step with all learning rates 0 only creates the state of the optimizer.
+            if not isinstance(rate, (float, int)) or rate:
+                self._stepped = type(optimizer).__name__
+                return
 
     def after_gradients(self) -> None:
         """Announce AFTER_TRAIN_BATCH, where algorithms change the gradients of the whole step."""
@@ -778,7 +773,7 @@ class HostedRun:
     def _replay(self, again: Callable[[Any], object] | None) -> None:
         """Clear the gradients and repeat the passes of the step; see `closure`."""
         for optimizer in self.state.optimizers:
-            optimizer.zero_grad()
+            zero_grad(optimizer)
         self._is_first = True
         try:
             for i, (batch, weight, random) in enumerate(self._passes):
@@ -878,7 +873,7 @@ class HostedRun:
                     if swaps and (events is None or event in events) and algorithm.match(event, state):
                         algorithm.apply(event, state, self.engine.logger)
                 for optimizer in state.optimizers:
-                    optimizer.zero_grad()
+                    zero_grad(optimizer)
         finally:
             self._random.leave()
             self._position.finish()

@@ -310,10 +310,11 @@ class LoaderPosition:
 
     def is_at_end(self) -> bool:
         """Return True if the epoch has had all of its batches, where the loader has a length."""
-        if self._state.dataloader_limit is None:
+        limit = self._state.dataloader_limit
+        if limit is None:
             return False
         end, at = self.ends_at, self._state.timestamp.batches_in_epoch
-        return at >= (self._state.dataloader_limit if end is None or at == 0 else end)
+        return at >= (limit if end is None or at == 0 else end)
 
     def leave_to_host(self) -> None:
         """Drop the loaded state of the loader, because the host restores the loader itself."""

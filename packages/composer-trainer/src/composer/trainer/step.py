@@ -13,7 +13,7 @@ import torch
 
 from composer.core import DataSpec, Precision, State
 from composer.core.data_spec import unchanged
-from composer.loop.driver import Driver, add_loss, forward_and_loss
+from composer.loop.driver import Driver, add_loss, forward_and_loss, zero_grad
 from composer.loop.loss_terms import Count, LossTerms, share_of
 from composer.models import ComposerModel
 from composer.trainer.metrics import TrainMetrics
@@ -203,7 +203,7 @@ class BatchTrainer:
             self._pass_metrics.begin()
         self.driver.begin_passes(self.losses if loss_dict is None else loss_dict)
         for optimizer in self._optimizers:
-            _zero_grad(optimizer)
+            zero_grad(optimizer)
         if len(microbatches) == 1 and not (self._is_distributed or self.count_tokens):
             self._train_microbatch(microbatches[0], 1.0)
         else:
@@ -228,7 +228,7 @@ class BatchTrainer:
         if self._begin_turn is not None:  # the loss of a turn has gradients for the other networks, too
             for optimizer in self._optimizers:
                 if optimizer is not self._pass_optimizers[0]:
-                    _zero_grad(optimizer)
+                    zero_grad(optimizer)
         if self._scaling and state.scaler is not None:
             unscale(state.scaler, self._pass_optimizers)
         self.driver.end_passes()
@@ -279,15 +279,3 @@ class BatchTrainer:
 def _step_optimizer(optimizer: torch.optim.Optimizer) -> None:
     """Step the optimizer; to be compiled."""
     optimizer.step()
-
-
-def _zero_grad(optimizer: torch.optim.Optimizer) -> None:
-    """Call `optimizer.zero_grad(set_to_none=True)`."""
-    zero_grad = optimizer.zero_grad
-    if getattr(zero_grad, "__func__", None) is not torch.optim.Optimizer.zero_grad:
-        zero_grad(set_to_none=True)
-        return
-    # The same as torch's own, without its profiler record, which takes longer than the rest.
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            parameter.grad = None
