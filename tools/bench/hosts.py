@@ -48,7 +48,7 @@ def _loop(batches: Batches, ours: bool) -> None:
     timed(train)
 
 
-def _lightning(batches: Batches, ours: bool) -> None:
+def _lightning(batches: Batches, ours: bool, has_callback: bool = False) -> None:
     import lightning.pytorch as pl
 
     from composer.hosts.lightning import ComposeCallback
@@ -71,7 +71,9 @@ def _lightning(batches: Batches, ours: bool) -> None:
         def configure_optimizers(self) -> Any:
             return make_optimizer(self)
 
-    callbacks: list[pl.Callback] = [ComposeCallback(loss=_loss)] if ours else []
+    callbacks: list[pl.Callback] = [pl.Callback()] if has_callback else []
+    if ours:
+        callbacks = [ComposeCallback(loss=_loss)]
     trainer = pl.Trainer(max_epochs=1, accelerator="cpu", barebones=True, callbacks=callbacks)
     timed(lambda: trainer.fit(Module(), batches))
 
@@ -166,6 +168,7 @@ def _ignite(batches: Batches, ours: bool) -> None:
 _HOSTS: dict[str, tuple[str, Callable[[Batches, bool], None]]] = {
     "a loop by hand": ("torch", _loop),
     "Lightning": ("lightning", _lightning),
+    "  with a callback": ("lightning", partial(_lightning, has_callback=True)),  # it calls even one that does nothing
     "transformers": ("transformers", _transformers),
     "Accelerate": ("accelerate", _accelerate),
     "Ignite": ("ignite", _ignite),
