@@ -32,7 +32,7 @@ _GRACE_SECONDS = 5.0
 
 
 def run_on_ranks(
-    fn: Callable[..., T], world_size: int = 2, *args: Any, timeout: float = 60.0, backend: str | None = "gloo"
+    fn: Callable[..., T], world_size: int = 2, *args: Any, timeout: float = 300.0, backend: str | None = "gloo"
 ) -> list[T]:
     """Call a function concurrently in several new processes and return the results.
 
