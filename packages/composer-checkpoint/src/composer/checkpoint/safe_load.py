@@ -323,7 +323,8 @@ class _WithoutData(PlainPickler):
 
     def reducer_override(self, value: Any) -> Any:
         kinds = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
-        if isinstance(value, torch.Tensor) and (type(value) in kinds or value.is_nested or is_sharded(value)):
+        # Since torch 2.15, nested tensors are not loaded without running code.
+        if isinstance(value, torch.Tensor) and not value.is_nested and (type(value) in kinds or is_sharded(value)):
             return torch.Size, ((),)
         return super().reducer_override(value)
 
