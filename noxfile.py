@@ -239,7 +239,7 @@ def regress(session: nox.Session, package: str) -> None:
 @each_group
 def newest(session: nox.Session, alike: str) -> None:
     """Test packages that declare the same on the newest versions in the registry, including torch."""
-    _install_declared(session, ALIKE[alike], "--upgrade")
+    _install_declared(session, ALIKE[alike])  # in a new environment; `--upgrade` would download everything again
     _pytest_of(session, *ALIKE[alike])
 
 
