@@ -33,7 +33,7 @@ from composer.evidence.charts import BLUE, GRAY, ORANGE, make_axes
 from composer.evidence.ledger import PUBLISHED, Ledger
 from composer.evidence.page import ranked
 
-LIGHT, DARK = "#eceff2", "#7d858f"
+LIGHT, DARK = "#eceff2", "#4b535c"
 VALLEY = torch.tensor([0.4, 1.0])  # curvatures of a loss of two weights
 
 

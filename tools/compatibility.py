@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from packaging.requirements import Requirement
 
+from tools.markdown import folded
 from tools.workspace import PREFIX, ROOT, Package, Workspace
 
 _PINNED = ROOT / "tools" / "constraints" / "pinned.txt"
@@ -18,15 +19,14 @@ hide: [toc]
 
 What each version needs, and the versions that are released. Bounds of torch and Python are lower bounds. A package that
 needs composer-core `>=0.1,<1` runs with every release of core in that range.
-
-| package | version | released | Python | torch | packages of this project | others |
+"""
+_COLUMNS = """| package | version | released | Python | torch | packages of this project | others |
 |---|---|---|---|---|---|---|
 """
 
 
 def compatibility(workspace: Workspace) -> str:
     """Return the page in Markdown. Releases are git tags."""
-    needs = "".join(f"| {' | '.join(_row(workspace, package))} |\n" for package in workspace.packages.values())
     (torch,) = re.findall(r"^torch==(\S+)", _PINNED.read_text(encoding="utf-8"), re.MULTILINE)
     first, *between, last = workspace.settings["pythons"]
     tested = (
@@ -35,7 +35,12 @@ def compatibility(workspace: Workspace) -> str:
         "nightly build of torch, on a CPU; what needs a GPU, on one. For each change, it tests the packages that the "
         "change can affect.\n"
     )
-    return f"{_HEAD}{needs}\n## Tested\n\n{tested}"
+    rows: dict[str, list[str]] = {"methods": [], "other packages": []}
+    for package in workspace.packages.values():
+        kind = "methods" if "composer.algorithms" in package.entry_points else "other packages"
+        rows[kind].append(f"| {' | '.join(_row(workspace, package))} |\n")
+    tables = [folded(f"{len(found)} {kind}", _COLUMNS + "".join(found)) for kind, found in rows.items()]
+    return "\n".join([_HEAD, *tables, f"## Tested\n\n{tested}"])
 
 
 def _row(workspace: Workspace, package: Package) -> tuple[str, ...]:

@@ -1,9 +1,9 @@
-"""Change Markdown texts, but not the code in them."""
+"""Change Markdown texts, but not the code in them; tables, and text that is folded."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
 _FENCED = re.compile(r"^(?P<indent> *)```.*?^(?P=indent)```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(
@@ -34,3 +34,14 @@ def with_links(text: str, change: Callable[[str, str, str], str]) -> str:
         return match[0] if not path or ":" in path else change(match["label"], path, hash_ + anchor)
 
     return outside_code(text, lambda part: _LINK.sub(replace, part))
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table in Markdown, its rows as given."""
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def folded(summary: str, text: str) -> str:
+    """Return a Markdown text of which a page shows one line until its reader opens it."""
+    return f"<details markdown>\n<summary>{summary}</summary>\n\n{text}\n</details>\n"

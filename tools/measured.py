@@ -18,6 +18,7 @@ from composer.evidence.ledger import PUBLISHED, Ledger
 from composer.evidence.page import cells, conditions, markdown, ranked
 from composer.evidence.study import AA
 from composer.evidence.task import load_task
+from tools.markdown import folded
 from tools.workspace import ROOT, Workspace
 
 BEGIN = "<!-- measured: written by `python -m tools.measured` -->\n"
@@ -124,8 +125,7 @@ def _of_gains(tasks: Mapping[tuple[str, str], list[dict[str, Any]]]) -> str:
     return (
         markdown(("task", "method", *_COLUMNS[1:]), rows)
         + f"\nThe other rows: {others}. `composer-evidence table --published` prints all.\n\n"
-        + "\n\n".join(places)
-        + "\n"
+        + folded("The tasks, their hardware, and plain training on each", "\n\n".join(places) + "\n")
     )
 
 

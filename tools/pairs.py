@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ from composer import algorithms
 from composer.algorithms.warnings import NotIntendedUseWarning
 from composer.core import Algorithm, ConflictError
 from composer.core.ordering import Ordering
+from tools.markdown import folded, table
 from tools.workspace import ROOT
 
 # For algorithms with required arguments.
@@ -117,17 +118,6 @@ def text_of(results: Sequence[Pair]) -> str:
             ),
         )
     )
-
-
-def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table in Markdown, its rows as given."""
-    lines = [heads, ["---"] * len(heads), *rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-
-def folded(summary: str, text: str) -> str:
-    """Return a Markdown text of which a page shows one line until its reader opens it."""
-    return f"<details markdown>\n<summary>{summary}</summary>\n\n{text}\n</details>\n"
 
 
 def main() -> None:

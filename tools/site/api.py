@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from itertools import groupby
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,6 +24,7 @@ from typing import Any
 import griffe
 
 from tools.docstring_blocks import fenced
+from tools.markdown import folded, table
 from tools.workspace import ROOT, Workspace
 
 __all__ = ["PublicName", "names", "page_of_module", "pages", "public", "undescribed"]
@@ -187,17 +189,15 @@ def pages(entries: list[PublicName]) -> dict[str, str]:
     for entry in entries:
         by_page[entry.page].append(entry)
     result = {page_of_module(page): _page(page, group) for page, group in by_page.items()}
-    lines = [
+    parts = [
         "# API reference\n",
         f"The {len(entries)} public names. Each is documented once, on the page of the module that defines it, under "
         "the shortest path that it can be imported from.\n",
-        "| module | names |",
-        "|---|---|",
     ]
-    for page, group in by_page.items():
-        shown = " ".join(f"`{entry.name}`" for entry in group)
-        lines.append(f"| [{page}]({page}.md) | {shown} |")
-    result["reference/index.md"] = "\n".join(lines) + "\n"
+    for area, modules in groupby(by_page.items(), lambda item: ".".join(item[0].split(".")[:2])):
+        rows = [(f"[{page}]({page}.md)", " ".join(f"`{entry.name}`" for entry in group)) for page, group in modules]
+        parts.append(folded(area, table(("module", "names"), rows)))
+    result["reference/index.md"] = "\n".join(parts)
     return result
 
 

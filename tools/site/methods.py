@@ -14,6 +14,7 @@ from composer.evidence.methods import METHODS
 from composer.evidence.page import cells, conditions, ranked
 from composer.evidence.task import load_task
 from tools import pairs
+from tools.markdown import folded, table
 from tools.workspace import ROOT, Workspace
 
 _HEAD = """---
@@ -131,7 +132,7 @@ def page(workspace: Workspace, results: Iterable[pairs.Pair]) -> str:
             for name in sorted(cards)
             if _kind(name) == kind
         ]
-        parts.append(pairs.folded(f"{title}: {len(rows)} methods", pairs.table(_METHOD_COLUMNS, rows)))
+        parts.append(folded(f"{title}: {len(rows)} methods", table(_METHOD_COLUMNS, rows)))
     parts.append(_MEASURED)
     for (task, _), entries in tasks.items():
         measured = [(_linked(row[0], cards), _short(row[1]), *row[2:]) for row in map(cells, entries)]
@@ -139,9 +140,9 @@ def page(workspace: Workspace, results: Iterable[pairs.Pair]) -> str:
         parts += [
             f"### {task}\n",
             f"{load_task(task).summary} {conditions(entries)}\n",
-            pairs.folded(
+            folded(
                 f"{len(entries)} rows",
-                pairs.table(
+                table(
                     [_COLUMNS[i] for i in filled], [[row[i].replace("|", "\\|") for i in filled] for row in measured]
                 ),
             ),
@@ -159,8 +160,9 @@ def gallery(workspace: Workspace) -> str:
     Args:
         workspace: The packages.
     """
-    table = (ROOT / "README.md").read_text(encoding="utf-8").partition("| methods | packages |")[2].partition("\n\n")[0]
-    groups = [re.findall(r"(?<=\| )[^|]+(?= \|)", row) for row in table.splitlines()[2:]]
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    listed = readme.partition("| methods | packages |")[2].partition("\n\n")[0]
+    groups = [re.findall(r"(?<=\| )[^|]+(?= \|)", row) for row in listed.splitlines()[2:]]
     changes = {f"change{index}": title for index, (title, _) in enumerate(groups)}
     tasks = ranked([Ledger(PUBLISHED)])
     cards = []
@@ -226,7 +228,7 @@ def _answer(cards: Mapping[str, tuple[str, str]], tasks: Mapping[tuple[str, str]
         rows.append(
             (_TITLES[kind], found, *(", ".join(_linked(name, cards) for name in each) for each in (nothing, unknown)))
         )
-    return pairs.table(_ANSWER_COLUMNS, rows)
+    return table(_ANSWER_COLUMNS, rows)
 
 
 def _short(verdict: str) -> str:

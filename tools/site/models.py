@@ -10,7 +10,7 @@ from typing import Any
 from docstring_parser import DocstringStyle, parse
 
 from composer.models import ComposerModel
-from tools import pairs
+from tools.markdown import folded, table
 from tools.site import networks
 from tools.site.api import PublicName, page_of_module
 from tools.site.examples import with_imports
@@ -53,19 +53,17 @@ def page(workspace: Workspace, names: Iterable[PublicName]) -> str:
     references = {each.name: each for each in names if each.definition}
     cards = [(name, package, _card(name, made)) for package, name, made in models(workspace)]
     index = [(f"[{name}](#{name})", text.partition("\n")[0]) for name, _, text in cards]
-    parts = [_HEAD, pairs.table(("model", "what it is"), index)]
+    parts = [_HEAD, table(("model", "what it is"), index)]
     for name, package, text in cards:
         reference = references[name]
-        head, _, rest = text.partition("\n\n")
-        drawn = networks.picture(networks.EXAMPLES[name])
-        parts.append(f'## {name} {{ id="{name}" }}\n\n{head}\n\n{drawn}\n\n{rest}')
+        parts.append(f'## {name} {{ id="{name}" }}\n\n{text}')
         links = f"[Reference]({page_of_module(reference.page)}#{reference.definition})"
         parts.append(f"{links} | [{package.name}](packages/{package.name}/README.md)\n")
     return "\n".join(parts)
 
 
 def _card(name: str, made: Callable[..., Any]) -> str:
-    """Return the description of a model from its docstring, and folded, what else it says."""
+    """Return the description of a model from its docstring, and folded, its picture and what else it says."""
     paths = {name: f"composer.models.{name}", "torch": "torch"}
     text = with_imports(inspect.cleandoc(made.__doc__ or ""), paths.get)
     start = _ATTRIBUTION.search(text)
@@ -82,10 +80,13 @@ def _card(name: str, made: Callable[..., Any]) -> str:
     )
     cells = [[cell.replace("|", "\\|") for cell in row] for row in rows]
     origins = _ATTRIBUTION.sub(r"\n**\1**: ", re.sub("\n +", "\n", attribution))
+    drawn = networks.picture(networks.EXAMPLES[name])
     details = "\n\n".join(
-        filter(None, (parsed.long_description, f"{pairs.table(_ARGUMENTS, cells)}\n{examples}{origins}\n"))
+        filter(None, (drawn, parsed.long_description, f"{table(_ARGUMENTS, cells)}\n{examples}{origins}\n"))
     )
-    return f"{parsed.short_description}\n\n{pairs.folded('Batches, arguments, an example, and its source', details)}"
+    return (
+        f"{parsed.short_description}\n\n{folded('Its blocks, batches, arguments, an example, and its source', details)}"
+    )
 
 
 def _default(value: Any) -> str:

@@ -14,11 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from composer.report import write_report
+from composer.report import Report, write_report
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 BROWSER = next(filter(None, map(shutil.which, BROWSERS)), None)
 pytestmark = pytest.mark.skipif(BROWSER is None, reason=f"needs a browser: {' or '.join(BROWSERS)} on the PATH")
+
+SWITCHES = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--dump-dom"]
+SWITCHES += ["--allow-file-access-from-files", "--virtual-time-budget=120000"]
 
 # Holds the page in a frame, uses it as a reader would, and leaves what it saw in its own text.
 WATCHER = """<!DOCTYPE html>
@@ -41,6 +44,8 @@ frame.onload = async () => {{
   seen.curves = all(".chart .scatterlayer path.js-line").filter((p) => p.getAttribute("d").length > 5).length;
   seen.bars = all(".chart .barlayer .point path").length;
   seen.ticks = all(".chart .ytick text").map((t) => t.textContent);
+  seen.matrices = all(".chart").filter((c) => c.data[0].type === "heatmap")
+    .map((c) => [c.data[0].zmin, c.data[0].zmax, Math.round(c.getBoundingClientRect().top)]);
   seen.crosses = all(".chart .scatterlayer .points path").length;
   seen.heading = page.querySelector("h1").textContent;
   seen.overflow = page.documentElement.scrollWidth > page.documentElement.clientWidth;
@@ -63,16 +68,22 @@ frame.onload = async () => {{
 frame.src = "{page}";
 </script>"""
 
+# Follows a link of a framed page, as a reader of a notebook would.
+FRAME = """<script>
+setInterval(() => {
+  const page = document.querySelector("iframe").contentDocument, view = page.defaultView;
+  const link = page.querySelector("nav a[href='#environment']");
+  if (page.documentElement.dataset.drawn && !view.location.hash) link.click();
+  document.body.dataset.seen = `${view.location.href}, scrolled: ${view.scrollY > 0}`;
+}, 500);
+</script>"""
+
 
 def visit(page: Path, width: int = 1200, dark: bool = False) -> dict[str, Any]:
     """Open a page; what the watcher saw, with everything written to the console."""
     watcher = page.with_name("watcher.html")
     watcher.write_text(WATCHER.format(page=page.name, width=width))
-    switches = (
-        "headless no-sandbox disable-gpu disable-dev-shm-usage allow-file-access-from-files no-first-run dump-dom"
-    )
-    command = [str(BROWSER), *(f"--{switch}" for switch in switches.split())]
-    command += ["--enable-logging=stderr", "--virtual-time-budget=30000", f"--window-size={max(width, 500)},1000"]
+    command = [str(BROWSER), *SWITCHES, "--enable-logging=stderr", f"--window-size={max(width, 500)},1000"]
     command += [f"--user-data-dir={page.parent / 'profile'}", *(["--blink-settings=preferredColorScheme=0"] * dark)]
     command.append(watcher.as_uri())
     run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
@@ -126,6 +137,28 @@ def test_a_confusion_matrix_is_drawn_in_the_dark(record: Any, tmp_path: Path) ->
     check_quiet(seen)
     assert 2 == seen["charts"]
     assert ["column", "index"] == sorted(seen["before"])
+
+
+def test_two_confusion_matrices_stand_side_by_side_with_one_scale(record: Any, tmp_path: Path) -> None:
+    for name, matrix in (("a", [[5, 1], [0, 6]]), ("b", [[90, 0], [2, 4]])):
+        run = record(name, name=name)
+        run.logger.log_metrics({"metrics/eval/Confusion": np.array(matrix), "metrics/eval/PerClass": [0.5, 0.1]})
+        run.close()
+    seen = visit(write_report(tmp_path, tmp_path / "report.html"))
+
+    check_quiet(seen)
+    (low, high, top), other = seen["matrices"]
+    assert (low, high) == (0, 90)
+    assert other == [low, high, top]
+
+
+def test_the_frame_of_a_notebook_draws_and_stays_on_its_page(trained: Path, tmp_path: Path) -> None:
+    notebook = tmp_path / "notebook.html"
+    notebook.write_text(f"<body>{Report(trained)._repr_html_()}{FRAME}")
+    command = [str(BROWSER), *SWITCHES, f"--user-data-dir={tmp_path / 'profile'}", notebook.as_uri()]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+    assert re.findall('data-seen="(.+?)"', run.stdout) == ["about:srcdoc#environment, scrolled: true"]
 
 
 def test_many_charts_are_drawn_one_after_another(record: Any, tmp_path: Path) -> None:

@@ -146,6 +146,23 @@ def test_arrays_are_drawn(record: Any, tmp_path: Path) -> None:
     assert "1 metric more not drawn: big/1" in content
 
 
+def test_arrays_of_compared_runs_stand_side_by_side_in_the_colors_of_the_runs(record: Any, tmp_path: Path) -> None:
+    for name, matrix in (("a", [[3, 0], [1, 2]]), ("b", [[9, 0], [math.nan, 2]])):
+        run = record(name, name=name)
+        run.logger.log_metrics({"metrics/eval/Confusion": np.array(matrix), f"only_{name}": np.ones(3)})
+        run.close()
+    content = page_of([tmp_path / "a", tmp_path / "b"], tmp_path)
+
+    drawn = json.loads(Page(content).scripts[0][1])["charts"]
+    arrays = [(chart["slot"], chart["range"]) for chart in drawn if chart["kind"] == "array"]
+    assert arrays == [(0, [0, 9]), (1, [0, 9]), (0, [1, 1]), (1, [1, 1])]
+    row = content.partition('<section id="arrays">')[2].partition('<div class="grid">')[2].partition('class="grid"')[0]
+    assert re.findall(r'class="title">(.+?)</span><code>(.+?)</code>', row) == [
+        ("eval/Confusion", "a"),
+        ("eval/Confusion", "b"),
+    ]
+
+
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_the_last_images_of_a_name_are_shown(record: Any, tmp_path: Path, channels_last: bool) -> None:
     from PIL import Image
@@ -335,6 +352,24 @@ def test_the_page_of_a_running_run_is_written_until_it_ends(
     assert all('http-equiv="refresh" content="7"' in page for page in seen)
     assert len(seen) == 2
     assert "refresh" not in output.read_text().partition("</title>")[0]
+
+
+def test_ctrl_c_leaves_a_page_that_no_browser_loads_again(
+    record: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, output = record().fit([3.0, 2.0]), tmp_path / "report.html"
+    run.recorder._sender.flush()
+
+    def interrupted(seconds: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("composer.report.cli.time.sleep", interrupted)
+    main([str(tmp_path / "run"), "-o", str(output), "--watch", "7"])
+
+    assert "refresh" not in output.read_text().partition("</title>")[0]
+    first, last = capsys.readouterr().out.splitlines()
+    assert first.endswith("is written every 7 s until all runs have ended, or Ctrl-C.")
+    assert last.endswith(": 1 run")
 
 
 def test_a_mistake_is_answered_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from composer.recipes import Metric
 from composer.report.spi import Html, el
 
-BLUE, ORANGE, GRAY = "#1f77b4", "#ff7f0e", "#b8bec6"
+BLUE, ORANGE, GRAY = "#1f77b4", "#e06c00", "#878f99"
 STYLE: Any = {
     "font.family": ["DejaVu Sans", "sans-serif"],  # the first ships with matplotlib
     "font.size": 9,
@@ -136,7 +136,7 @@ def costs(entries: Sequence[Mapping[str, Any]]) -> Figure:
             textcoords="axes fraction",
             verticalalignment="center",
             fontsize="small",
-            arrowprops={"arrowstyle": "-", "color": GRAY, "linewidth": 0.6},
+            arrowprops={"arrowstyle": "-", "color": GRAY, "linewidth": 0.6, "relpos": (0, 0.5)},
         )
     return figure
 
@@ -196,4 +196,7 @@ def _titled(metric: Metric) -> str:
 
 
 def _short(name: str) -> str:
-    return name if len(name) <= 21 else f"{name[:19]}.."
+    """Return a name of at most 21 letters, in which each member of a stack can be told."""
+    members = name.split("+")
+    room = 21 if len(name) <= 21 else (22 - len(members)) // len(members)
+    return "+".join(member if len(member) <= room else f"{member[: room - 2]}.." for member in members)

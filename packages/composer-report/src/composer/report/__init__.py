@@ -10,6 +10,7 @@ from composer.report._model import Resume as Resume
 from composer.report._model import Run as Run
 from composer.report._model import Series as Series
 from composer.report._model import Table as Table
+from composer.report._page import Report as Report
 from composer.report._page import write_report as write_report
 from composer.report._read import RunNotFoundError as RunNotFoundError
 from composer.report._read import find_runs as find_runs
@@ -26,6 +27,7 @@ __all__ = [
     "Evaluation",
     "ModuleChange",
     "PlanEntry",
+    "Report",
     "Resume",
     "Run",
     "RunNotFoundError",

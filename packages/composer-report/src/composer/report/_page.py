@@ -72,16 +72,52 @@ def write_report(
         >>> write_report(folder, f"{folder}/report.html").name
         'report.html'
     """
-    folders = [folders] if isinstance(folders, str | os.PathLike) else list(folders)
-    if not folders:
-        raise ValueError("`folders` must have at least one folder of a run, got none.")
-    page = render([read_run(folder) for folder in find_runs(folders)], refresh)
+    page = render([read_run(folder) for folder in _found(folders)], refresh)
     path = Path(output).expanduser()
     path.parent.mkdir(parents=True, exist_ok=True)
     written = path.with_name(f".{path.name}.{os.getpid()}")
     written.write_text(page, encoding="utf-8")
     written.replace(path)
     return path
+
+
+class Report:
+    """The page of `write_report` in a notebook: `Report("my-run")` as the last line of a cell shows it.
+
+    Runs are read each time that it is shown, so for a run that goes on, run the cell again. The output of the cell
+    holds the whole page, about 5 MB.
+
+    Args:
+        folders: One or several folders of runs, or folders that contain them; several runs are compared.
+        height: The height of the page in the notebook, in pixels.
+
+    Raises:
+        RunNotFoundError: A folder has no run.
+        ValueError: `folders` is empty.
+    """
+
+    def __init__(
+        self, folders: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], *, height: int = 800
+    ) -> None:
+        self.folders = _found(folders)
+        self.height = height
+
+    def __repr__(self) -> str:
+        return f"Report({[str(folder) for folder in self.folders]})"
+
+    def _repr_html_(self) -> str:
+        page = render([read_run(folder) for folder in self.folders])
+        # Without this, a link to a section would load the notebook's own address into the frame.
+        page = page.replace("<head>", '<head><base href="about:srcdoc">', 1)
+        return el("iframe", srcdoc=page, width="100%", height=self.height, style="border: 0")
+
+
+def _found(folders: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[Path]:
+    """Return the folders of the runs in some folders."""
+    folders = [folders] if isinstance(folders, str | os.PathLike) else list(folders)
+    if not folders:
+        raise ValueError("`folders` must have at least one folder of a run, got none.")
+    return find_runs(folders)
 
 
 def render(runs: Sequence[Run], refresh: int = 0) -> str:
@@ -155,7 +191,7 @@ def _single(run: Run, all_families: Sequence[Family], charts: Charts) -> list[Ht
     return [
         single.section("results", "Results", single.results_table(run, learning)),
         curves[0],
-        single.arrays_section(run, charts),
+        single.arrays_section(group_runs([run]), charts),
         single.images_section(run),
         single.algorithms_section(run, charts),
         *curves[1:],
@@ -211,6 +247,7 @@ def _comparison(groups: Sequence[Group], all_families: Sequence[Family], charts:
     return [
         single.section("results", "Results", results_comparison(groups, all_families)),
         curves[0],
+        single.arrays_section(groups, charts),
         single.section("runs", "Runs", runs_table(groups)),
         algorithms_comparison(groups),
         hyperparameters_comparison(groups),

@@ -93,22 +93,34 @@ def family_figure(family: Family, run: Run, charts: Charts) -> Html:
     return charts.draw(Chart(family.title, key, lines))
 
 
-def arrays_section(run: Run, charts: Charts) -> Html | None:
+def arrays_section(groups: Sequence[Group], charts: Charts) -> Html | None:
     """Return charts of the last arrays: vectors as lines, others, such as confusion matrices, as heat maps.
 
-    The columns of a heat map are all dimensions after the first.
+    The columns of a heat map are all dimensions after the first. Arrays of several groups, each of its first run, stand
+    side by side in the colors of the groups, with the same range of values.
     """
-    figures, left, cells = [], [], 0
-    for name, array in run.arrays.items():
-        if cells + array.size > _MOST_CELLS:
+    rows, left, cells = [], [], 0
+    for name in dict.fromkeys(name for group in groups for name in group.runs[0].arrays):
+        arrays = [(slot, group, group.runs[0].arrays.get(name)) for slot, group in enumerate(groups)]
+        found = [(slot, group, array) for slot, group, array in arrays if array is not None]
+        size = sum(array.size for _, _, array in found)
+        if cells + size > _MOST_CELLS:
             left.append(name)
             continue
-        cells += array.size
-        data: dict[str, Any] = {"kind": "array", "height": 260, "values": packed(array.ravel()), "rows": len(array)}
-        if array.ndim > 1:
-            data["values"]["shape"] = f"{len(array)}, {array.size // len(array)}"
-        figures.append(charts.place(data, Chart(name.removeprefix("metrics/"), "", ())))
-    return section("arrays", "Arrays", el("div", figures, class_="grid") if figures else None, left_out(left))
+        cells += size
+        finite = np.concatenate([array[np.isfinite(array)] for _, _, array in found])
+        limits = [float(finite.min()), float(finite.max())] if finite.size else None
+        row = []
+        for slot, group, array in found:
+            data: dict[str, Any] = {"kind": "array", "height": 260, "values": packed(array.ravel()), "rows": len(array)}
+            data |= {"slot": slot % SLOTS, "range": limits}
+            if array.ndim > 1:
+                data["values"]["shape"] = f"{len(array)}, {array.size // len(array)}"
+            owner = group.name if len(groups) > 1 else ""
+            row.append(charts.place(data, Chart(name.removeprefix("metrics/"), owner, ())))
+        rows.append(row)
+    grids = rows if len(groups) > 1 else [[figure for row in rows for figure in row]]
+    return section("arrays", "Arrays", [el("div", row, class_="grid") for row in grids if row], left_out(left))
 
 
 def images_section(run: Run) -> Html | None:

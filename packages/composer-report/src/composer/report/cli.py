@@ -40,6 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         help="write the page again and again, and let the browser load it again, while a run is unfinished",
     )
     chosen = parser.parse_args(arguments)
+    if chosen.watch:
+        print(f"{chosen.output} is written every {chosen.watch} s until all runs have ended, or Ctrl-C.", flush=True)
     try:
         while True:
             runs = find_runs(chosen.folders)
@@ -47,7 +49,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
             path = write_report(runs, chosen.output, refresh=chosen.watch if goes_on else 0)
             if not goes_on:
                 break
-            print(f"{path}: to be written again every {chosen.watch} s", end="\r", flush=True)
             time.sleep(chosen.watch)
     except KeyboardInterrupt:
         runs = find_runs(chosen.folders)

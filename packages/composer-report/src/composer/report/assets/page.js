@@ -63,12 +63,13 @@
   }
 
   function arrayTraces(chart) {
-    const ink = color(0);
+    const ink = color(chart.slot);
+    const [zmin, zmax] = chart.range || [];
     if (!chart.values.shape) {
       return [{ type: "scatter", mode: "lines", y: chart.values, line: { color: ink, width: 1.8, shape: "hvh" },
         fill: "tozeroy", fillcolor: clear(ink, 0.18), hovertemplate: "%{x}: %{y:.5~g}<extra></extra>" }];
     }
-    return [{ type: "heatmap", z: chart.values, colorscale: [[0, clear(ink, 0.06)], [1, ink]],
+    return [{ type: "heatmap", z: chart.values, zmin, zmax, colorscale: [[0, clear(ink, 0.06)], [1, ink]],
       hovertemplate: "row %{y}, column %{x}: %{z:.5~g}<extra></extra>",
       colorbar: { thickness: 10, outlinewidth: 0, tickfont: { color: css("--soft"), size: 11 } } }];
   }
@@ -96,11 +97,13 @@
     }
     if (chart.kind === "array") {
       const matrix = chart.values.shape && chart.values.shape.split(", ").map(Number);
+      const [low, high] = chart.range || [0, 1];
       const whole = (count) => ({ ...axis, tickformat: "d", tick0: 0, dtick: Math.max(1, Math.ceil(count / 10)) });
       return {
         ...common, hovermode: "closest",
         xaxis: { ...whole(matrix ? matrix[1] : chart.rows), title: { ...title, text: matrix ? "column" : "index" } },
-        yaxis: matrix ? { ...whole(matrix[0]), autorange: "reversed" } : axis,
+        yaxis: matrix ? { ...whole(matrix[0]), autorange: "reversed" }
+          : { ...axis, range: [1.05 * Math.min(low, 0), 1.05 * Math.max(high, 0)] },
       };
     }
     const lines = chart.lines.filter((line) => !line.faint).length;
