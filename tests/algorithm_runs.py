@@ -92,6 +92,23 @@ LONGER: dict[str, dict[str, Any]] = {
     "StochasticDepth": {"target_layer_name": "ResNetBottleneck", "drop_rate": 0.9, "drop_warmup": "9ba"},
     "Whitening": {"num_images": 8, "bias_duration": "4ba"},
 }
+# What wins public records together, all of it begun or ended within nine batches.
+RECORD: dict[str, dict[str, Any]] = {
+    "Muon": {
+        "lr": 0.02,
+        "weight_decay": 0.1,
+        "momentum": (0.9, 0.99),
+        "momentum_start": "0.2dur",
+        "momentum_after": (0.8, 0.95),
+        "row_floor": 0.4,
+        "soap_beta": 0.9,
+        "soap_frequency": 2,
+    },
+    "Hyperball": {"lr": 0.02},
+    "CautiousDecay": {"weight_decay": 1.0},
+    "EMANesterov": {"decay": 0.9, "begin": "2ba", "end": "0.8dur"},
+    "EMA": {"half_life": "3ba", "ema_start": "2ba", "blend": 0.6},
+}
 LANGUAGE = {
     "Alibi",
     "ChunkedCrossEntropy",
@@ -277,6 +294,11 @@ def make(name: str, keys: dict[str, str], arguments: dict[str, Any] | None = Non
         if hasattr(algorithm, key) and key not in given:
             setattr(algorithm, key, value)
     return algorithm
+
+
+def record_stack(*left_out: str) -> list[Algorithm]:
+    """Return the algorithms of `RECORD`."""
+    return [CLASSES[name](**arguments) for name, arguments in RECORD.items() if name not in left_out]
 
 
 def choose(names: Sequence[str]) -> list[str]:

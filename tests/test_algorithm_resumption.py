@@ -26,6 +26,7 @@ from algorithm_runs import (
     CLASSES,
     LANGUAGE,
     LOWER_PRECISION,
+    RECORD,
     WITHOUT_LOGITS,
     EvaluatedCaptioned,
     Measured,
@@ -113,6 +114,7 @@ CASES |= {
     "all of vision": together(sorted(CLASSES.keys() - LANGUAGE - {"NoOpModel", "Muon", "SOAP"})),
     "all of vision but SWA": together(sorted(CLASSES.keys() - LANGUAGE - {"NoOpModel", "SWA"})),
     "all that remember": together(STATEFUL),
+    "the stack of records": Case.of(*RECORD.items()),
     "microbatches": together(STATEFUL, device_train_microbatch_size=3),
 }
 ON_TWO_RANKS = ["EMA", "SAM", "SelectiveBackprop", "all of vision", "all that remember", "microbatches"]

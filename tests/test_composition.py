@@ -6,6 +6,7 @@ Here are all pairs of which something is declared, and some of the others; `nox 
 from __future__ import annotations
 
 import itertools
+import re
 import warnings
 from typing import Any
 
@@ -31,6 +32,7 @@ from composer.core import ConflictError, Precision
 from composer.recipes import digits as recipe
 from composer.testing import deep_compare
 from tools.pairs import judge, pairs, text_of
+from tools.workspace import Workspace
 
 PAIRS = {tuple(sorted((pair.first, pair.second))): pair for pair in pairs()}
 FREE = [names for names, pair in PAIRS.items() if not (pair.ordered or pair.refused or pair.discouraged)]
@@ -90,6 +92,29 @@ def test_a_pair_trains_alike_in_both_orders_or_is_refused(pair: tuple[str, str])
         if order_of(other) != order:  # otherwise both run the same: tests of the engine show that it keeps the order
             deep_compare(result, train(other))
         other.close()
+
+
+AROUND_A_STEP = "EMA SAM LayerFreezing GradientClipping EMANesterov CautiousDecay Hyperball Muon".split()
+
+
+@pytest.mark.parametrize("names", [AROUND_A_STEP, AROUND_A_STEP[::-1], sorted(AROUND_A_STEP)], ids=["0", "1", "2"])
+def test_the_order_around_a_step_is_that_of_the_documentation(names: list[str]) -> None:
+    text = (Workspace()["composer-core"].path / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ([A-Z_]+) \| [^|]+ \| ([^|]+) \|$", text.partition("### Around a step")[2], re.MULTILINE)
+    documented: dict[str, list[str]] = {}
+    for event, by in rows:
+        documented.setdefault(event, []).extend(name for name in re.findall("`(.*?)`", by) if name in names)
+
+    plan = trainer_of(tuple(names)).engine.explain()
+
+    for event, expected in documented.items():
+        found = [row.name for row in plan if row.event.name == event and row.kind == "algorithm"]
+        if event == "AFTER_TRAIN_BATCH":  # gradients and copies of weights: any order will do
+            found, expected = sorted(found), sorted(expected)
+        assert expected == [name for name in found if name in expected], event
+        assert event == "EPOCH_END" or expected == found  # where EMA takes its weights back
+    assert ["BEFORE_TRAIN_BATCH", "AFTER_TRAIN_BATCH", "BATCH_END", "EPOCH_END"] == list(documented)
+    assert "SAM:\ntwo passes in every `interval`-th step" in str(plan)
 
 
 def test_all_vision_algorithms_run_together_for_an_epoch_of_the_digits() -> None:

@@ -25,6 +25,7 @@ from algorithm_runs import (
     captioned,
     make,
     noise,
+    record_stack,
 )
 from observers import KEEPERS, WATCHERS
 from torch.utils.data import DataLoader
@@ -160,6 +161,10 @@ def test_an_algorithm_waits_for_nothing(name: str) -> None:
     keys = {"input_key": "image", "target_key": "label"}
     kind = UnmaskedWithoutMetrics if name in WITHOUT_LOGITS else Unmasked
     fit(algorithms=make(name, keys, arguments_of(name)), lower=name in LOWER_PRECISION, kind=kind)
+
+
+def test_what_wins_records_together_waits_for_nothing() -> None:
+    fit(algorithms=record_stack())
 
 
 # They act at most at an interval of their own, which their cards say, and there they need numbers.

@@ -9,7 +9,17 @@ from typing import Any
 
 import pytest
 import torch
-from algorithm_runs import CLASSES, LANGUAGE, LOWER_PRECISION, Captioned, Classifier, captioned, make, noise
+from algorithm_runs import (
+    CLASSES,
+    LANGUAGE,
+    LOWER_PRECISION,
+    Captioned,
+    Classifier,
+    captioned,
+    make,
+    noise,
+    record_stack,
+)
 
 from composer import Trainer
 from composer.algorithms import (
@@ -111,13 +121,17 @@ def stack() -> list[Any]:
         EMA(half_life="3ba"),
         LayerFreezing(0.2, 0.5),
         SAM(interval=2),
+        *record_stack("Muon", "EMA"),
     ]
 
 
 @pytest.mark.filterwarnings("ignore:Detected call of .lr_scheduler.step")  # the first step overflows
 @pytest.mark.parametrize("precision", ["fp32", "amp_fp16"])
 def test_a_stack_of_methods_sees_both_optimizers(precision: str, tmp_path: Path) -> None:
-    """Surgery, one norm to clip, averages, frozen layers and two passes, for 20 steps; in fp16 overflows at first."""
+    """Surgery, one norm to clip, averages, frozen layers, two passes and what acts around a step, for 20 steps.
+
+    In fp16 the first steps overflow.
+    """
     save: dict[str, Any] = {"save_folder": str(tmp_path), "save_interval": "1ep", "save_filename": "ep{epoch}.pt"}
     options: dict[str, Any] = {"precision": precision, "max_duration": "10ep"}
     one = run(1, algorithms=stack(), **options)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from algorithm_runs import record_stack
 
 from composer import Trainer
 from composer.algorithms import (
@@ -70,9 +71,12 @@ CASES: dict[str, Algorithms] = {
     "freezing": lambda: [LayerFreezing(freeze_start=0.2, freeze_level=0.5)],
     "Muon": lambda: [Muon(lr=0.01, weight_decay=0.1)],
     "pinned and decayed": lambda: [Hyperball(lr=0.02), CautiousDecay(1.0)],
+    "the stack of records": record_stack,
     "ScheduleFree": lambda: [ScheduleFree(lr=0.02, recalibration_batches=0)],
     "Distillation": lambda: [Distillation(_teacher(), weight=0.7)],
 }
+RESUMED = {name: (name, FSDP) for name in ("all of them", "surgery", "SWA", "LAWA", "the stack of records")}
+RESUMED["the stack of records from a folder"] = "the stack of records", {"fsdp": {"state_dict_type": "sharded"}}
 CONSTANT = {"ScheduleFree"}  # cases that need a rate without a schedule, and an optimizer of torch
 
 
@@ -165,13 +169,12 @@ def on_two(folder: str) -> dict[str, Any]:
             found[name] = gap(*(run(algorithms(), config, constant=constant) for config in (FSDP, None)))
         except Exception:  # noqa: BLE001  # the test of this case raises it
             found[name] = AssertionError(traceback.format_exc())
-    resumed = {"all of them": _averages, "surgery": list, "SWA": CASES["SWA"], "LAWA": CASES["LAWA"]}
-    for name, applied in resumed.items():
-        options: dict[str, Any] = {"save_interval": "5ba", "save_filename": f"{name}{{batch}}.pt"}
-        whole = run(CASES[name](), FSDP, save_folder=folder, **options)
-        path = os.path.join(folder, f"{name}5.pt")
+    for name, (case, config) in RESUMED.items():
+        whole = run(CASES[case](), config, save_folder=f"{folder}/{name}", save_interval="5ba")
+        (path,) = Path(folder, name).glob("ep0-ba5*")  # a file, or a folder
         # What changed the layers is applied because the checkpoint needs it, before they are divided.
-        found[f"{name} resumed"] = whole, run(applied(), FSDP, seed=7, load_path=path)
+        applied = [] if case == "surgery" else CASES[case]()
+        found[f"{name} resumed"] = whole, run(applied, config, seed=7, load_path=str(path))
     return found
 
 
@@ -188,7 +191,7 @@ def test_an_algorithm_acts_on_shards_as_on_whole_weights(two: list[dict[str, Any
         assert found[case] < TOLERANCE
 
 
-@pytest.mark.parametrize("case", ["all of them", "surgery", "SWA", "LAWA"])
+@pytest.mark.parametrize("case", RESUMED)
 def test_a_run_with_algorithms_resumes(two: list[dict[str, Any]], case: str) -> None:
     for found in two:
         (losses, final), (rest, resumed) = found[f"{case} resumed"]

@@ -16,6 +16,7 @@ _BENCHMARKS = (
     "cooldown",
     "packing",
     "cross_entropy",
+    "record",
     "gpu",
 )
 

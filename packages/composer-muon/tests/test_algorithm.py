@@ -167,6 +167,50 @@ def test_several_momenta_begin_at_their_time() -> None:
     assert "momentum" not in adamw.param_groups[0]
 
 
+@pytest.mark.parametrize(
+    ("times", "moved"),
+    [
+        ({"momentum_start": "0.25dur"}, [None, None, 0, 1 / 6, 2 / 6, 3 / 6, 4 / 6, 5 / 6]),
+        ({"momentum_end": "4ba"}, [0, 1 / 4, 2 / 4, 3 / 4, 1, 1, 1, 1]),
+        ({"momentum_start": "2ba", "momentum_end": "6ba"}, [None, None, 0, 1 / 4, 2 / 4, 3 / 4, 1, 1]),
+    ],
+)
+@pytest.mark.parametrize(("one", "other"), [((0.8, 0.98), (0.5, 0.95)), (0.9, 0.8)])
+def test_the_mean_ages_of_momenta_are_annealed(times: dict[str, str], moved: list[Any], one: Any, other: Any) -> None:
+    model = make_model()
+    algorithm = Muon(momentum=one, momentum_after=other, momentum_before=0.75, **times)
+    adamw = torch.optim.AdamW(model.parameters())
+    state = State(model=model, max_duration="8ba", dataloader=[0], optimizers=adamw, algorithms=algorithm)
+    engine = Engine(state)
+    engine.run_event(Event.INIT)
+
+    for share in moved:
+        engine.run_event(Event.BATCH_START)
+        found = state.optimizers[0].param_groups[0]["momentum"]
+        assert isinstance(one, tuple) == isinstance(found, tuple)
+        for begin, end, momentum in zip(
+            *(x if isinstance(one, tuple) else (x,) for x in (one, other, found)), strict=True
+        ):
+            wanted = 3.0 if share is None else (1 - share) * begin / (1 - begin) + share * end / (1 - end)
+            assert momentum / (1 - momentum) == pytest.approx(wanted)
+        state.timestamp = state.timestamp.to_next_batch()
+
+
+def test_explain_says_which_matrices_are_too_long_to_precondition() -> None:
+    model = nn.Sequential(nn.Linear(4, 16), nn.Linear(16, 24), nn.Linear(24, 16), nn.Linear(16, 16), nn.Linear(16, 3))
+    algorithm = Muon(soap_beta=0.9, soap_max_size=16)
+    assert "" == algorithm.explain()
+    muon, _ = started(torch.optim.AdamW(model.parameters()), model, algorithm).optimizers
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    muon.step()
+
+    lines = [line for line in algorithm.explain().splitlines() if "not preconditioned" in line]
+    assert [f"{i}.weight is not preconditioned: a side above 16" for i in (1, 2)] == lines
+    assert [False, False, True] == ["soap_squares" in muon.state[model[i].weight] for i in (1, 2, 3)]
+    assert "not preconditioned" not in Muon().explain()
+
+
 def test_the_momenta_of_given_optimizers_are_left() -> None:
     model = make_model()
     pair = list(build_muon(model, momentum=0.9))
@@ -199,7 +243,11 @@ def test_a_scheduler_of_the_other_parameters_alone_is_refused() -> None:
         ({"scale": "original"}, "`lr` must be given with `scale='original'`"),
         ({"steps": 0}, "`steps` must be at least 1"),
         ({"weight_decay": float("inf")}, "`weight_decay` must be finite"),
-        ({"momentum_start": "1ba"}, "`momentum_start` needs several momenta, got `momentum=0.95`"),
+        ({"momentum_after": 1.0}, "`momentum_after` must be"),
+        ({"momentum_after": (0.8, 0.9)}, "`momentum_after` must have as many numbers as `momentum`"),
+        ({"momentum_after": 0.8, "momentum_start": "1ba"}, "must be after `momentum_start` and in its unit"),
+        ({"momentum_after": 0.8, "momentum_start": "2ba", "momentum_end": "2ba"}, "must be after `momentum_start`"),
+        ({"soap_beta": 1.0}, "`soap_beta` must be"),
         ({"momentum": (0.8, 0.9), "momentum_start": "-1ba"}, "`momentum_start` must be at least 0"),
         ({"momentum_before": 1.0}, "`momentum_before` must be"),
         ({"row_floor": float("nan")}, "`row_floor` must be finite"),
@@ -261,6 +309,7 @@ def test_it_learns() -> None:
 
 
 OPTIONS: dict[str, Any] = {"normalize": True, "cautious": True, "momentum": (0.85, 0.98), "row_floor": 2.0}
+OPTIONS |= {"soap_beta": 0.9}
 
 
 def train_on_rank(kind: str) -> list[torch.Tensor]:

@@ -141,17 +141,40 @@ def test_a_vector_is_refused() -> None:
 # ---- the optimizer
 
 
+def orthonormal(columns: torch.Tensor) -> torch.Tensor:
+    """Gram and Schmidt's, column by column; twice, which is exact enough."""
+    basis: list[torch.Tensor] = []
+    for column in columns.T:
+        for _ in range(2):
+            for each in basis:
+                column = column - (each @ column) * each
+        basis.append(column / column.norm())
+    return torch.stack(basis, 1)
+
+
 def slow(weight: torch.Tensor, grads: list[torch.Tensor], **options: Any) -> torch.Tensor:
     """The formulas of the class and of the papers, for one matrix."""
     lr, decay, squares = options["lr"], options["weight_decay"], torch.zeros(len(weight), dtype=weight.dtype)
     momenta, weights = options.get("momentum", (0.95,)), options.get("momentum_weights") or (1.0,)
     buffers = [torch.zeros_like(weight) for _ in momenta]
-    for grad in grads:
+    beta, every = options.get("soap_beta"), options.get("soap_frequency", 1)
+    left, right = (torch.zeros(size, size, dtype=weight.dtype) for size in weight.shape)
+    p, q = (torch.eye(size, dtype=weight.dtype) for size in weight.shape)
+    v = torch.zeros_like(weight)
+    for step, grad in enumerate(grads):
         direction = torch.zeros_like(weight)
         for i, (momentum, share) in enumerate(zip(momenta, weights, strict=True)):
             buffers[i] = momentum * buffers[i] + (1 - momentum) * grad
             looked_ahead = (1 - momentum) * grad + momentum * buffers[i]
             direction = direction + share * (looked_ahead if options["nesterov"] else buffers[i])
+        if beta is not None:
+            v = beta * v + (1 - beta) * (p.T @ grad @ q) ** 2
+            direction = p @ ((p.T @ direction @ q) / (v**0.5 + 1e-8)) @ q.T
+            left = beta * left + (1 - beta) * grad @ grad.T
+            right = beta * right + (1 - beta) * grad.T @ grad
+            if step % every == 0:
+                p = orthonormal(left @ p + 1e-6 * left.trace() * p)
+                q = orthonormal(right @ q + 1e-6 * right.trace() * q)
         update = polynomial_of_singular_values(direction, "quintic", 5, 1.0)
         if options["normalize"]:
             squares = 0.95 * squares + 0.05 * update.square().mean(1)
@@ -182,13 +205,15 @@ def slow(weight: torch.Tensor, grads: list[torch.Tensor], **options: Any) -> tor
         {"momentum": (0.5, 0.9, 0.99), "momentum_weights": (0.5, 1.0, 2.0), "nesterov": False},
         {"row_floor": 0.5},
         {"row_floor": 0.5, "normalize": True},
+        {"soap_beta": 0.9},
+        {"soap_beta": 0.5, "soap_frequency": 3, "momentum": (0.85, 0.98), "momentum_weights": (0.4385, 0.5615)},
     ],
 )
 def test_steps_follow_the_formula(shape: tuple[int, int], scale: str, flags: dict[str, Any]) -> None:
     weight = torch.nn.Parameter(randn(*shape))
     options: dict[str, Any] = {"nesterov": True, "cautious": False, "normalize": False, **flags}
     options |= {"lr": 0.1, "weight_decay": 0.5, "scale": scale}
-    grads = [randn(*shape, seed=1 + step) for step in range(4)]
+    grads = [randn(*shape, seed=1 + step) for step in range(5)]
     expected = slow(weight.detach().clone(), grads, **options)
 
     optimizer = MuonOptimizer([weight], **options)
@@ -300,7 +325,7 @@ def test_a_row_floor_lifts_the_shortest_rows_and_keeps_the_norm() -> None:
     assert rows[1][5] == 0  # there is no direction to lengthen
 
 
-@pytest.mark.parametrize("options", [{"row_floor": 0.3825}, {"momentum": (0.85, 0.98)}])
+@pytest.mark.parametrize("options", [{"row_floor": 0.3825}, {"momentum": (0.85, 0.98)}, {"soap_beta": 0.9}])
 def test_an_update_of_zero_moves_nothing(options: dict[str, Any]) -> None:
     weight = parameter(4, 4)
     optimizer = MuonOptimizer([weight], lr=0.1, weight_decay=0.0, **options)
@@ -310,32 +335,35 @@ def test_an_update_of_zero_moves_nothing(options: dict[str, Any]) -> None:
     assert torch.equal(weight, parameter(4, 4))
 
 
-def test_row_floors_of_blocks_groups_and_transposed_weights_are_those_of_their_matrices() -> None:
-    options: dict[str, Any] = {"row_floor": 0.5}
+@pytest.mark.parametrize(("options", "sizes"), [({"row_floor": 0.5}, (2, 4)), ({"soap_beta": 0.9}, (3, 3))])
+def test_blocks_groups_and_transposed_weights_are_floored_and_preconditioned_as_their_matrices(
+    options: dict[str, Any], sizes: tuple[int, int]
+) -> None:
     whole = parameter(6, 5)
+    before, grads = whole.detach().clone(), [randn(6, 5, seed=seed) for seed in (1, 2)]
     groups = [
-        {"params": [whole], "blocks": (2, 4)},
-        {"params": [torch.nn.Parameter(whole.detach().T.clone())], "blocks": (2, 4), "transposed": True},
-        {"params": [torch.nn.Parameter(whole.detach().view(6, 5, 1).clone())], "groups": 3},
+        {"params": [whole], "blocks": sizes},
+        {"params": [torch.nn.Parameter(before.T.clone())], "blocks": sizes, "transposed": True},
+        {"params": [torch.nn.Parameter(before.view(6, 5, 1).clone())], "groups": 3},
     ]
     optimizer = MuonOptimizer(groups, lr=0.1, **options)
-    grad = randn(6, 5, seed=1)
-    for group, each in zip(optimizer.param_groups, (grad, grad.T, grad.view(6, 5, 1)), strict=True):
-        group["params"][0].grad = each.clone()
-    before = whole.detach().clone()
-    optimizer.step()
+    for grad in grads:
+        for group, each in zip(optimizer.param_groups, (grad, grad.T, grad.view(6, 5, 1)), strict=True):
+            group["params"][0].grad = each.clone()
+        optimizer.step()
     fused, transposed, conv = (group["params"][0].detach() for group in optimizer.param_groups)
 
-    def alone(rows: slice) -> torch.Tensor:
-        part = torch.nn.Parameter(before[rows].clone())
-        part.grad = grad[rows].clone()
-        MuonOptimizer([part], lr=0.1, **options).step()
+    def alone(begin: int, end: int) -> torch.Tensor:
+        part = torch.nn.Parameter(before[begin:end].clone())
+        optimizer = MuonOptimizer([part], lr=0.1, **options)
+        for grad in grads:
+            part.grad = grad[begin:end].clone()
+            optimizer.step()
         return part.detach()
 
-    torch.testing.assert_close(fused, torch.cat([alone(slice(0, 2)), alone(slice(2, 6))]))
+    torch.testing.assert_close(fused, torch.cat([alone(0, sizes[0]), alone(sizes[0], 6)]))
     torch.testing.assert_close(transposed.T, fused)
-    expected = torch.cat([alone(slice(i, i + 2)) for i in (0, 2, 4)])
-    torch.testing.assert_close(conv.view(6, 5), expected)
+    torch.testing.assert_close(conv.view(6, 5), torch.cat([alone(i, i + 2) for i in (0, 2, 4)]))
 
 
 def test_further_momenta_begin_as_the_first_one_is() -> None:
@@ -370,6 +398,7 @@ def test_a_resumed_optimizer_continues_identically() -> None:
 
     weight = parameter(4, 6)
     options: dict[str, Any] = {"normalize": True, "momentum": (0.85, 0.98), "row_floor": 0.3825}
+    options |= {"soap_beta": 0.9, "soap_frequency": 2}
     optimizer = MuonOptimizer([weight], lr=0.1, **options)
     run(range(3), weight, optimizer)
     saved = copy.deepcopy(optimizer.state_dict())
@@ -413,6 +442,13 @@ def test_parameters_without_a_gradient_stay() -> None:
             "`momentum_weights` must be .*positive",
         ),
         (lambda: MuonOptimizer([parameter(4, 4)], row_floor=-1.0), "`row_floor` must not be negative"),
+        (lambda: MuonOptimizer([parameter(4, 4)], soap_beta=1.0), "`soap_beta` must be"),
+        (lambda: MuonOptimizer([parameter(4, 4)], soap_frequency=0), "`soap_frequency` must be at least 1"),
+        (lambda: MuonOptimizer([parameter(4, 4)], soap_max_size=0), "`soap_max_size` must be at least 1"),
+        (
+            lambda: MuonOptimizer([{"params": [parameter(4, 4)], "blocks": (1, 3)}], soap_beta=0.9),
+            "`soap_beta` needs weights in float32 or float64 and `blocks` of one size",
+        ),
         (lambda: MuonOptimizer([parameter(4, 4)], scale="huge"), "`scale` must be one of 'match_rms_adamw', "),
         (lambda: MuonOptimizer([parameter(4, 4)], lr=float("nan")), "`lr` must be finite"),
     ],

@@ -80,6 +80,26 @@ def test_other_peoples_algorithms_are_accepted(algorithm: Algorithm) -> None:
     contract.test_its_repr_is_its_constructor_call()
     contract.test_the_same_seed_gives_the_same_result()
     contract.test_a_resumed_run_continues_identically()
+    contract.test_a_step_that_a_scaler_skips_moves_no_weight()
+    contract.test_frozen_weights_stay()
+
+
+class Shrinking(WithoutArguments):
+    """Shrinks all weights after each step."""
+
+    events = frozenset({Event.BATCH_END})
+
+    def apply(self, event: Event, state: State, logger: Logger) -> None:
+        with torch.no_grad():
+            for weight in state.model.parameters():
+                weight.mul_(0.9)
+
+
+def test_weights_that_nothing_may_move_are_watched() -> None:
+    with pytest.raises(AssertionError, match=r"`Shrinking` must leave '.*weight' as it was before a step of fp16"):
+        contract_of(Shrinking()).test_a_step_that_a_scaler_skips_moves_no_weight()
+    with pytest.raises(AssertionError, match=r"`Shrinking` must not change '.*weight', whose `requires_grad` is False"):
+        contract_of(Shrinking()).test_frozen_weights_stay()
 
 
 def test_a_representation_that_lacks_an_argument_is_rejected_with_the_way_out() -> None:

@@ -6,6 +6,7 @@ import copy
 import inspect
 import io
 import pickle
+import warnings
 from collections.abc import Iterable, Sequence
 from functools import partial
 from importlib.metadata import entry_points
@@ -15,12 +16,13 @@ from typing import Any, ClassVar
 import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset, random_split
 
-from composer.core import Algorithm, Engine, Event, Placement, State
+from composer.core import Algorithm, Engine, Event, Placement, Precision, State
 from composer.loggers import Logger
 from composer.models import ComposerModel
 from composer.testing._compare import deep_compare
 from composer.testing._models import SimpleConvModel, _Classifier
 from composer.testing._processes import run_on_ranks
+from composer.utils import needs_closure
 from composer.utils.reproducibility import get_rng_state, load_rng_state
 
 _BATCHES = 4
@@ -202,6 +204,39 @@ class AlgorithmContract:
             return state.model.state_dict()
 
         deep_compare(trained(several=False), trained(several=True))
+
+    def test_a_step_that_a_scaler_skips_moves_no_weight(self) -> None:
+        """Check weights only: layers may measure statistics in the passes of a step that is skipped."""
+        state = self._state(self.make(), torch.float32)
+        state.precision = Precision.AMP_FP16
+        first, *batches = _cast(self.make_batches(), torch.float32)
+        engine = _started(state)
+        engine.run_event("fit_start")
+        engine.run_event("epoch_start")
+        for batch in (first, *batches):
+            before = {name: weight.detach().clone() for name, weight in state.model.named_parameters()}
+            _step(state, engine, batch, is_skipped=batch is not first)
+            for name, weight in state.model.named_parameters() if batch is not first else ():
+                assert torch.equal(before[name], weight), (
+                    f"`{type(self.make()).__name__}` must leave {name!r} as it was before a step of fp16 that the "
+                    f"scaler skips, since gradients overflowed: do not move weights that the optimizer did not move."
+                )
+
+    def test_frozen_weights_stay(self) -> None:
+        """Train a part of the weights, as with adapters beside a frozen model."""
+        state = self._state(self.make(), torch.float64)
+        *frozen, _, _ = state.model.named_parameters()
+        for _, weight in frozen:
+            weight.requires_grad_(False)
+        before = {name: weight.detach().clone() for name, weight in frozen}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it may say that it leaves frozen layers as they are
+            train_by_hand(state, _cast(self.make_batches(), torch.float64))
+
+        for name, weight in state.model.named_parameters():
+            kept = before.get(name)
+            is_same = kept is None or kept.shape != weight.shape or torch.equal(kept, weight)
+            assert is_same, f"`{type(self.make()).__name__}` must not change {name!r}, whose `requires_grad` is False."
 
     def test_ranks_agree(self) -> None:
         ranks = run_on_ranks(_train_on_rank, 2, type(self))
@@ -453,21 +488,43 @@ def _steps(
     engine.run_event("fit_start")
     engine.run_event("epoch_start")
     for batch in batches:
-        engine.run_event("before_dataloader")
-        state.batch = batch
-        engine.run_event("after_dataloader")
-        engine.run_event("batch_start")
-        first, *others = state.optimizers
-        first.step(closure=partial(_compute_gradients, state, engine, seen, microbatches))  # type: ignore[arg-type]
-        for optimizer in others:
-            optimizer.step()
-        state.previous_timestamp = state.timestamp
-        state.timestamp = state.timestamp.to_next_batch(samples=8)
-        engine.run_event("batch_end")
-        engine.run_event("batch_checkpoint")
+        _step(state, engine, batch, seen, microbatches)
     engine.run_event("epoch_end")
     engine.run_event("fit_end")
     engine.close()
+
+
+def _step(
+    state: State,
+    engine: Engine,
+    batch: Any,
+    seen: list[torch.Tensor] | None = None,
+    microbatches: int = 1,
+    is_skipped: bool = False,
+) -> None:
+    """Train on a batch; the optimizers do not step if a scaler skips it."""
+    engine.run_event("before_dataloader")
+    state.batch = batch
+    engine.run_event("after_dataloader")
+    engine.run_event("batch_start")
+    first, *others = state.optimizers
+    compute = partial(_compute_gradients, state, engine, seen, microbatches)
+    if not is_skipped:
+        first.step(closure=compute)  # type: ignore[arg-type]
+        for optimizer in others:
+            optimizer.step()
+    elif needs_closure(first):
+
+        def overflowing(**kwargs: Any) -> None:
+            compute(**kwargs)
+
+        first.step(closure=overflowing)  # type: ignore[arg-type]
+    else:
+        compute()
+    state.previous_timestamp = state.timestamp
+    state.timestamp = state.timestamp.to_next_batch(samples=8)
+    engine.run_event("batch_end")
+    engine.run_event("batch_checkpoint")
 
 
 def _compute_gradients(

@@ -39,6 +39,14 @@ class HiddenMatrix:
     transposed: bool = False
     groups: int = 1
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The number of outputs and of inputs of each matrix, which have one size."""
+        outputs, inputs = self.parameter.shape[0], self.parameter.shape[1:].numel()
+        if self.transposed:
+            outputs, inputs = inputs, outputs
+        return outputs // (len(self.blocks) if self.blocks else self.groups), inputs
+
 
 @dataclass(frozen=True)
 class HiddenMatrices:
@@ -333,9 +341,6 @@ def _matrix(module: nn.Module, weight: nn.Parameter, name: str) -> tuple[HiddenM
 
 
 def _described(matrix: HiddenMatrix) -> str:
-    shape = matrix.parameter.shape
-    rows, columns = shape[0], shape[1:].numel()
-    if matrix.transposed:
-        rows, columns = columns, rows
-    count = len(matrix.blocks) if matrix.blocks is not None else matrix.groups
-    return f"{count} of {rows // count} x {columns}" if count > 1 else f"{rows} x {columns}"
+    rows, columns = matrix.shape
+    count = len(matrix.blocks) if matrix.blocks else matrix.groups
+    return f"{count} of {rows} x {columns}" if count > 1 else f"{rows} x {columns}"

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from composer.algorithms.muon.optimizer import Coefficients, MuonOptimizer, check_muon_arguments
+from composer.algorithms.muon.optimizer import (
+    Coefficients,
+    MuonOptimizer,
+    check_muon_arguments,
+    check_soap_arguments,
+)
 from composer.algorithms.utils.hidden_matrices import (
     HiddenMatrices,
     check_patterns,
@@ -28,12 +34,19 @@ from composer.core import (
     Event,
     Placement,
     Time,
+    TimeUnit,
 )
 from composer.utils import check_finite, check_flags, plain_number
 
 if TYPE_CHECKING:
     from composer.core import State
     from composer.loggers import Logger
+
+# Arguments of `Muon` that are those of `MuonOptimizer`, for all parameter groups.
+_OPTIONS = (
+    *("nesterov", "scale", "steps", "coefficients", "cautious", "normalize", "beta2", "fixed_norm"),
+    *("momentum_weights", "row_floor", "soap_beta", "soap_frequency", "soap_max_size"),
+)
 
 
 def build_muon(
@@ -90,12 +103,13 @@ class Muon(Algorithm):
     keep the learning rate and the weight decay of their groups. The other parameters stay. `engine.explain()` prints
     which parameter went where, and why.
 
-    **Events** INIT, FIT_START; BATCH_START with `momentum_start`. **Reads** `state.model`, the time. **Writes**
-    `state.optimizers`. **Cost** a few matrix products per matrix and step, independent of the batch; one buffer per
-    weight and momentum, where AdamW has two per weight. Sharded matrices are gathered once per step, and orthogonalized
-    on every rank. **Compilation** static: the graphs of the model do not change. **When not to use it** with an
-    optimizer like SGD, whose learning rates do not transfer (pass `lr`), or to fine-tune weights that were trained with
-    AdamW, where it often gains nothing.
+    **Events** INIT, FIT_START; BATCH_START with `momentum_start` or `momentum_after`. **Reads** `state.model`, and the
+    time with these two. **Writes** `state.optimizers`. **Cost** a few matrix products per matrix and step, independent
+    of the batch; one buffer per weight and momentum, where AdamW has two per weight. Sharded matrices are gathered once
+    per step, and orthogonalized on every rank. With `soap_beta`, another buffer and two square matrices for each side
+    of a matrix, eight matrix products, and two QR decompositions every `soap_frequency` steps. **Compilation** static:
+    the graphs of the model do not change. **When not to use it** with an optimizer like SGD, whose learning rates do
+    not transfer (pass `lr`), or to fine-tune weights that were trained with AdamW, where it often gains nothing.
 
     Args:
         lr: Learning rate of the matrices. None: that of their parameter groups, which must be one for AdamW.
@@ -112,10 +126,17 @@ class Muon(Algorithm):
         exclude: See `split_muon_parameters`.
         fixed_norm: Scale the matrices to a fixed norm before each update; see `MuonOptimizer`.
         momentum_weights: The weights of several momenta.
-        momentum_start: When several momenta begin, in any unit; all begin as the momentum is by then. None: with the
+        momentum_start: When `momentum` begins, in any unit; several begin as the momentum is by then. None: with the
             run.
         momentum_before: The momentum until `momentum_start`.
+        momentum_after: The momentum at `momentum_end`, or several. From `momentum_start` on, `momentum` moves to it:
+            the mean ages of the gradients in it, `momentum / (1 - momentum)` steps, change linearly. None: `momentum`.
+        momentum_end: When `momentum_after` is reached, in the unit of `momentum_start`.
         row_floor: The least norm of a row of an update, as a fraction of that of the weight; see `MuonOptimizer`.
+        soap_beta: The decay of the running means for SOAP's preconditioning of the updates; see `MuonOptimizer`. 0.9 in
+            public records. None: no preconditioning.
+        soap_frequency: Steps between two changes of the basis of the preconditioning.
+        soap_max_size: Matrices with a longer side are not preconditioned.
 
     Attributes:
         split: Which parameter went where; None before INIT.
@@ -164,9 +185,15 @@ class Muon(Algorithm):
         momentum_weights: Sequence[float] | None = None,
         momentum_start: str | Time[Any] | None = None,
         momentum_before: float = 0.95,
+        momentum_after: float | Sequence[float] | None = None,
+        momentum_end: str | Time[Any] = "1dur",
         row_floor: float = 0.0,
+        soap_beta: float | None = None,
+        soap_frequency: int = 1,
+        soap_max_size: int = 8192,
     ) -> None:
         check_muon_arguments(momentum, scale, steps, coefficients, beta2, momentum_weights, row_floor)
+        check_soap_arguments(soap_beta, soap_frequency, soap_max_size)
         check_finite("Use 0.95.", momentum_before=momentum_before, least=0, most=0.9999)
         check_flags(nesterov=nesterov, cautious=cautious, normalize=normalize, fixed_norm=fixed_norm)
         check_patterns(include=include, exclude=exclude)
@@ -180,21 +207,28 @@ class Muon(Algorithm):
         self.lr = None if lr is None else plain_number(lr)
         self.weight_decay = None if weight_decay is None else plain_number(weight_decay)
         self.steps, self.beta2, self.row_floor = plain_number(steps), plain_number(beta2), plain_number(row_floor)
-        self.momentum: float | tuple[float, ...]
-        if isinstance(momentum, Sequence):
-            self.momentum = tuple(map(plain_number, momentum))
-        else:
-            self.momentum = plain_number(momentum)
+        self.soap_beta, self.soap_frequency = plain_number(soap_beta), plain_number(soap_frequency)
+        self.soap_max_size = plain_number(soap_max_size)
+        self.momentum, self.momentum_after = _plain(momentum), _plain(momentum_after)
         self.momentum_weights = None if momentum_weights is None else tuple(map(plain_number, momentum_weights))
         self.momentum_before = plain_number(momentum_before)
-        self._start: Time[Any] | None = None
-        self.momentum_start = None if momentum_start is None else str(momentum_start)
-        if momentum_start is not None:
-            if not isinstance(self.momentum, tuple):
+        self._start = None if momentum_start is None else parse_time("momentum_start", momentum_start, least=0)
+        self._end = parse_time("momentum_end", momentum_end, least=0, example="1dur")
+        self.momentum_start, self.momentum_end = None if self._start is None else str(self._start), str(self._end)
+        if momentum_after is not None:
+            for each in _several(self.momentum_after):
+                check_finite("Use 0.9.", momentum_after=each, least=0, most=0.9999)
+            if len(_several(self.momentum_after)) != len(_several(self.momentum)):
                 raise ValueError(
-                    f"`momentum_start` needs several momenta, got `momentum={momentum!r}`. Use (0.85, 0.98)."
+                    f"`momentum_after` must have as many numbers as `momentum`, got {momentum_after!r} and "
+                    f"{momentum!r}."
                 )
-            self._start = parse_time("momentum_start", momentum_start, least=0)
+            begin = Time(0, self._end.unit) if self._start is None else self._start
+            if begin.unit is not self._end.unit or self._end <= begin:
+                raise ValueError(
+                    f"`momentum_end` must be after `momentum_start` and in its unit, got '{self._end}' and '{begin}'."
+                )
+        if self._start is not None or momentum_after is not None:
             self.events = self.events | {Event.BATCH_START}
         self.nesterov, self.scale, self.coefficients = nesterov, scale, coefficients
         self.cautious, self.normalize, self.fixed_norm = cautious, normalize, fixed_norm
@@ -225,24 +259,33 @@ class Muon(Algorithm):
                 f"{self.split}"
             )
             return
-        options = {"scale": self.scale, "steps": self.steps, "coefficients": self.coefficients, "beta2": self.beta2}
-        flags = {"nesterov": self.nesterov, "cautious": self.cautious, "normalize": self.normalize}
-        flags["fixed_norm"] = self.fixed_norm
-        options |= {"momentum_weights": self.momentum_weights, "row_floor": self.row_floor}
-        muon = MuonOptimizer(groups, momentum=self._momentum_at(state), **options, **flags)  # type: ignore[arg-type]
+        options = {name: getattr(self, name) for name in _OPTIONS}
+        muon = MuonOptimizer(groups, momentum=self._momentum_at(state), **options)
         rest = [o for o in state.optimizers if any(group["params"] for group in o.param_groups)]
         state.optimizers = [muon, *rest]
         logger.log_hyperparameters({"muon/num_matrices": sum(len(group["params"]) for group in groups)})
 
-    def _momentum_at(self, state: State) -> float | tuple[float, ...]:
-        # All buffers exist from the start, so that a checkpoint of any time has the same entries.
-        if self._start is None or not isinstance(self.momentum, tuple) or has_passed(self._start, state):
-            return self.momentum
-        return (self.momentum_before,) * len(self.momentum)
+    def _momentum_at(self, state: State) -> Any:
+        momenta = _several(self.momentum)
+        if self._start is not None and not has_passed(self._start, state):
+            # All buffers exist from the start, so that a checkpoint of any time has the same entries.
+            momenta = (self.momentum_before,) * len(momenta)
+        elif self.momentum_after is not None:
+            unit, begin = self._end.unit, 0 if self._start is None else self._start.value
+            now = state.get_elapsed_duration() if unit is TimeUnit.DURATION else state.timestamp.get(unit)
+            progress = 0.0 if now is None else min((now.value - begin) / (self._end.value - begin), 1.0)
+            pairs = zip(momenta, _several(self.momentum_after), strict=True)
+            ages = [(1 - progress) * one / (1 - one) + progress * other / (1 - other) for one, other in pairs]
+            momenta = tuple(age / (1 + age) for age in ages)
+        return momenta if isinstance(self.momentum, tuple) else momenta[0]
 
     def explain(self) -> str:
         """Return which parameter went where, and why; "" before INIT."""
-        return "" if self.split is None else str(self.split)
+        if self.split is None:
+            return ""
+        size = math.inf if self.soap_beta is None else self.soap_max_size
+        large = [name for name, matrix in self.split.matrices.items() if max(matrix.shape) > size]
+        return "\n".join([str(self.split), *(f"{name} is not preconditioned: a side above {size}" for name in large)])
 
 
 def _muon_groups(split: HiddenMatrices, names: Iterable[str], options: dict[str, Any]) -> list[dict[str, Any]]:
@@ -255,6 +298,16 @@ def _muon_groups(split: HiddenMatrices, names: Iterable[str], options: dict[str,
         {"params": params, "blocks": blocks, "transposed": transposed, "groups": number, **options}
         for (blocks, transposed, number), params in groups.items()
     ]
+
+
+def _plain(momentum: Any) -> Any:
+    """Return a momentum as a plain number, or several as a tuple of these."""
+    return tuple(map(plain_number, momentum)) if isinstance(momentum, Sequence) else plain_number(momentum)
+
+
+def _several(momentum: Any) -> tuple[float, ...]:
+    """Return one momentum or several as a tuple."""
+    return momentum if isinstance(momentum, tuple) else (momentum,)
 
 
 def _is_muon(optimizer: Any) -> bool:

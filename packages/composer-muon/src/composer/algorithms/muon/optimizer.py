@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
 import torch
@@ -76,9 +76,7 @@ def orthogonalize_matrix(
     # For "polar_express", the singular values of the input must be below 1, even after rounding.
     margin = 1.02 if coefficients == "polar_express" else 1.0
     exact = torch.promote_types(matrix.dtype, torch.float32)
-    # Autocast would round every product. Some devices, such as "meta", have no autocast.
-    kind = matrix.device.type
-    with torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext():
+    with _without_autocast(matrix):
         x = matrix.to(torch.bfloat16 if matrix.is_cuda and exact is torch.float32 else exact)
         is_tall = x.size(-2) > x.size(-1)
         if is_tall:
@@ -90,6 +88,12 @@ def orthogonalize_matrix(
             batch = torch.baddbmm(batch, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), batch, beta=a)
     result: Tensor = batch.reshape(shape).to(matrix.dtype)
     return result.mT if is_tall else result
+
+
+def _without_autocast(matrix: Tensor) -> AbstractContextManager[Any]:
+    """Return a context in which autocast does not round products. Some devices, such as "meta", have no autocast."""
+    kind = matrix.device.type
+    return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
 
 
 def _polynomials(coefficients: str | Coefficients, steps: int) -> Coefficients:
@@ -124,6 +128,16 @@ class MuonOptimizer(torch.optim.Optimizer):
     short memories follow the gradient, and long ones average its noise. `group["momentum"]` may be changed between
     steps, for example from (0.95, 0.95) to (0.85, 0.98): until then, all m are equal.
 
+    With `soap_beta`, u is divided by the root of a running mean of squared gradients before it is orthogonalized, in
+    the basis in which those gradients are least correlated, as SOAP does:
+
+        v = v + (1 - soap_beta) * ((P^T g Q)^2 - v)
+        u = P ((P^T u Q) / (sqrt(v) + 1e-8)) Q^T
+        l = l + (1 - soap_beta) * (g g^T - l);  P = qr(l P + 1e-6 * trace(l) * P)
+        r = r + (1 - soap_beta) * (g^T g - r);  Q = qr(r Q + 1e-6 * trace(r) * Q)
+
+    with qr the orthogonal factor of the QR decomposition. P and Q begin as the identity, and v, l and r as 0.
+
     Args:
         params: Matrices and weights of convolutions, or dicts of parameter groups.
         lr: Learning rate. With `scale="match_rms_adamw"`, that of AdamW.
@@ -144,10 +158,14 @@ class MuonOptimizer(torch.optim.Optimizer):
         row_floor: The least norm of a row of o, as a fraction of the norm of that row of w. Shorter rows are lengthened
             to it, and the norm of o is kept. Norms are those with `scale="original"`, whatever `scale` is: rows of o
             have 1 in the root mean square. 0: no floor.
+        soap_beta: Decay of the running means of SOAP's preconditioning, in [0, 1); None: no preconditioning.
+        soap_frequency: Steps between two changes of P and Q.
+        soap_max_size: Matrices with a longer side are not preconditioned.
 
     Raises:
         ValueError: A number is out of range, `scale` or `coefficients` is unknown, a parameter has fewer than two
-            dimensions or is complex, or `blocks` do not add up.
+            dimensions or is complex, `blocks` do not add up, or, with `soap_beta`, are not equal or the parameter has
+            half precision.
 
     Example:
         >>> weight = torch.nn.Parameter(torch.zeros(4, 4))
@@ -161,9 +179,14 @@ class MuonOptimizer(torch.optim.Optimizer):
         al., "Muon is Scalable for LLM Training", arXiv:2502.16982, equation 4. `cautious`: Chen et al., "Cautious
         Weight Decay", arXiv:2510.12402, algorithm 1. `normalize`: Li et al., "NorMuon", arXiv:2510.05491, algorithm 1.
         `fixed_norm`: Jordan's CIFAR-10 speedrun with Muon, https://github.com/KellerJordan/cifar10-airbench. Several
-        momenta and `row_floor`: the optimization track of https://github.com/KellerJordan/modded-nanogpt.
-    Differs: `normalize` keeps the norm of the orthogonal matrix, as the code of its authors does; the paper sets it to
-        0.2 * sqrt(m * n), which is almost the same for "match_rms_adamw".
+        momenta, `row_floor` and the preconditioning: the optimization track of
+        https://github.com/KellerJordan/modded-nanogpt; the latter is that of Vyas et al., "SOAP", arXiv:2409.11321,
+        algorithms 3 and 4.
+    Differs: P and Q begin as the identity, so that the first step is preconditioned; those of SOAP begin as the
+        eigenvectors of the first gradient, and its first step moves nothing. The multiples of the traces keep rounding
+        from deciding the basis of directions without gradients. `normalize` keeps the norm of the orthogonal matrix, as
+        the code of its authors does; the paper sets it to 0.2 * sqrt(m * n), which is almost the same for
+        "match_rms_adamw".
     """
 
     single_pass: ClassVar[bool] = True
@@ -185,8 +208,12 @@ class MuonOptimizer(torch.optim.Optimizer):
         fixed_norm: bool = False,
         momentum_weights: Sequence[float] | None = None,
         row_floor: float = 0.0,
+        soap_beta: float | None = None,
+        soap_frequency: int = 1,
+        soap_max_size: int = 8192,
     ) -> None:
         check_muon_arguments(momentum, scale, steps, coefficients, beta2, momentum_weights, row_floor)
+        check_soap_arguments(soap_beta, soap_frequency, soap_max_size)
         check_finite(lr=lr, weight_decay=weight_decay, least=0)
         check_flags(nesterov=nesterov, cautious=cautious, normalize=normalize, fixed_norm=fixed_norm)
         defaults = {
@@ -203,6 +230,10 @@ class MuonOptimizer(torch.optim.Optimizer):
             "fixed_norm": fixed_norm,
             "momentum_weights": None if momentum_weights is None else tuple(momentum_weights),
             "row_floor": row_floor,
+            "soap_beta": soap_beta,
+            "soap_frequency": soap_frequency,
+            "soap_max_size": soap_max_size,
+            "soap_steps": 0,
             "blocks": None,
             "transposed": False,
             "groups": 1,
@@ -235,6 +266,13 @@ class MuonOptimizer(torch.optim.Optimizer):
                     f"`blocks` and `groups` must divide the {outputs} outputs of a parameter of shape "
                     f"{tuple(parameter.shape)}, got {group['blocks']!r} and {group['groups']!r}."
                 )
+            is_half = parameter.dtype.itemsize < 4
+            if group["soap_beta"] is not None and (is_half or len(set(group["blocks"] or ())) > 1):
+                self.param_groups.pop()
+                raise ValueError(
+                    f"`soap_beta` needs weights in float32 or float64 and `blocks` of one size, got {parameter.dtype} "
+                    f"and {group['blocks']!r}. Train in float32 under autocast, or leave `soap_beta` out."
+                )
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -257,12 +295,14 @@ class MuonOptimizer(torch.optim.Optimizer):
             params = [p for p in group["params"] if p.grad is not None]
             if not params:
                 continue
-            updates = self._directions(params, group)
-            matrices = [matrix for p, u in zip(params, updates, strict=True) for matrix in _matrices(u, group)]
+            divided = [_matrices(update, group) for update in self._directions(params, group)]
+            if group.get("soap_beta") is not None:  # checkpoints of earlier versions do not have it
+                divided = [self._preconditioned(p, parts, group) for p, parts in zip(params, divided, strict=True)]
+                group["soap_steps"] += 1
+            matrices = [part for parts in divided for part in parts]
             orthogonal = _orthogonalized(matrices, group["steps"], group["coefficients"])
-            for parameter, update in zip(params, updates, strict=True):
-                parts = [next(orthogonal) for _ in _matrices(update, group)]
-                self._move(parameter, parts, group)
+            for parameter, parts in zip(params, divided, strict=True):
+                self._move(parameter, [next(orthogonal) for _ in parts], group)
         return loss
 
     def _directions(self, params: list[Tensor], group: dict[str, Any]) -> list[Tensor]:
@@ -292,6 +332,32 @@ class MuonOptimizer(torch.optim.Optimizer):
                 torch._foreach_add_(directions, part, alpha=weight)
         # A sharded matrix is gathered once; every rank orthogonalizes it.
         return [u.full_tensor() if hasattr(u, "full_tensor") else u for u in directions]
+
+    def _preconditioned(self, parameter: Tensor, parts: list[Tensor], group: dict[str, Any]) -> list[Tensor]:
+        """Divide the matrices of a direction by the size of their gradients, in the basis of these."""
+        if max(parts[0].shape) > group["soap_max_size"]:
+            return parts
+        grad: Any = parameter.grad
+        g = torch.stack(_matrices(grad.full_tensor() if hasattr(grad, "full_tensor") else grad, group))
+        state, decay = self.state[parameter], group["soap_beta"]
+        if "soap_squares" not in state:
+            state["soap_squares"] = torch.zeros_like(g)
+            for side, size in (("left", g.shape[1]), ("right", g.shape[2])):
+                state[f"soap_{side}"] = g.new_zeros(len(g), size, size)
+                state[f"soap_{side}_basis"] = torch.eye(size, dtype=g.dtype, device=g.device).repeat(len(g), 1, 1)
+        left, right = state["soap_left_basis"], state["soap_right_basis"]
+        with _without_autocast(g):
+            roots = state["soap_squares"].lerp_((left.mT @ g @ right).square(), 1 - decay).sqrt()
+            # The norm of the result has no meaning: the orthogonalization divides by it.
+            result = left @ (left.mT @ torch.stack(parts) @ right / (roots + 1e-8)) @ right.mT
+            for side, products in (("left", g @ g.mT), ("right", g.mT @ g)):
+                state[f"soap_{side}"].lerp_(products, 1 - decay)
+                if group["soap_steps"] % group["soap_frequency"] == 0:
+                    means, basis = state[f"soap_{side}"], state[f"soap_{side}_basis"]
+                    traces = means.diagonal(dim1=-2, dim2=-1).sum(-1)[:, None, None]
+                    # Without the second term, rounding would decide the basis of directions without gradients.
+                    basis.copy_(torch.linalg.qr(means @ basis + 1e-6 * traces * basis).Q)
+        return list(result.unbind())
 
     def _move(self, parameter: Tensor, parts: list[Tensor], group: dict[str, Any]) -> None:
         """Decay a weight and subtract its orthogonal matrices."""
@@ -359,6 +425,14 @@ def check_muon_arguments(
     if scale not in SCALES:
         raise ValueError(f"`scale` must be one of {', '.join(map(repr, SCALES))}, got {scale!r}.")
     _polynomials(coefficients, steps)
+
+
+def check_soap_arguments(soap_beta: float | None, soap_frequency: int, soap_max_size: int) -> None:
+    """Raise an error for arguments of the preconditioning of `MuonOptimizer` that are out of range."""
+    if soap_beta is not None:
+        check_finite("Use 0.9, or None for no preconditioning.", soap_beta=soap_beta, least=0, most=0.9999)
+    check_integers("Use 1.", soap_frequency=soap_frequency, least=1)
+    check_integers("Use 8192.", soap_max_size=soap_max_size, least=1)
 
 
 def _matrices(weight: Tensor, group: dict[str, Any]) -> list[Tensor]:

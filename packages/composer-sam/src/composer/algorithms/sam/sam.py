@@ -340,6 +340,13 @@ class SAM(Algorithm):
             wrapped = SAMOptimizer(first, self.rho, self.epsilon, self.interval, self.sync_ascent, others)
             state.optimizers = [wrapped, *others]
 
+    def explain(self) -> str:
+        """Return what happens in a step, which the order at each event does not show."""
+        return (
+            f"two passes in every `interval`-th step, which is {self.interval}, each with all events from "
+            f"BEFORE_TRAIN_BATCH to AFTER_TRAIN_BATCH; then the weights move back, and the optimizers step"
+        )
+
 
 def _check_arguments(rho: float, epsilon: float, interval: int) -> None:
     check_finite("Use 0.05, or more with a larger `interval`.", rho=rho, least=0)
