@@ -183,6 +183,8 @@ def test_a_manual_loop_calls_no_phases_of_a_pass() -> None:
     run.begin_fit()
     with pytest.raises(RuntimeError, match="With `manual=True` the loop computes losses and gradients itself"):
         run.loss(next(iter(run.epoch())))
+    with pytest.raises(RuntimeError, match="With `manual=True` the loop computes losses and gradients itself"):
+        run.step()
     run.abort()
     run.begin_fit()
     with pytest.raises(RuntimeError, match="Call `end_batch` for each batch"):

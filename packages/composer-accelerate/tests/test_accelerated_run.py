@@ -314,6 +314,7 @@ def test_averages_can_be_saved_apart() -> None:
             before = loop.layers[0].weight.detach().clone()
             with loop.run.saving():
                 is_average |= not torch.equal(before, loop.layers[0].weight)
+            assert torch.equal(before, loop.layers[0].weight)
             loop.optimizer.zero_grad()
 
     assert is_average

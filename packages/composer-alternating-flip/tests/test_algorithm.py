@@ -224,6 +224,15 @@ def test_a_resumed_run_sees_the_images_of_an_uninterrupted_one(tmp_path: Path) -
     deep_compare(weights, resumed)
 
 
+@pytest.mark.parametrize("kind", ["dataset", "stored"])
+def test_the_loader_is_as_before_after_the_run(kind: str) -> None:
+    data = TensorDataset(IMAGES, torch.arange(SIZE) % 2)
+    loader: Any = DeviceLoader(*data.tensors, 4, seed=5) if kind == "stored" else DataLoader(data)
+    fit("2ep", loader=loader)
+
+    assert torch.equal(IMAGES, loader.inputs) if kind == "stored" else loader.dataset is data
+
+
 def test_two_epochs_of_a_fit_hold_every_image_once_each_way() -> None:
     batches, _ = fit("2ep")
     seen = sorted(image.numpy().tobytes() for image in torch.cat(batches))

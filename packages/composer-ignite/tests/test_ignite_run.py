@@ -324,6 +324,17 @@ def test_checkpoints_hold_the_averages(tmp_path: Path) -> None:
     assert not torch.equal(ema["ema_model"]["named_parameters_dict"]["network.0.weight"], weights)
 
 
+def test_an_evaluation_may_save_the_averages(tmp_path: Path) -> None:
+    training = Training(ALGORITHMS["EMA and GradientClipping"]())
+    saver: Any = DiskSaver(str(tmp_path), require_empty=False)
+    best = Checkpoint(training.run.to_save(training.trainer), saver, filename_pattern="a.pt")
+    training.evaluator.add_event_handler(Events.COMPLETED(once=1), best)
+    final = training.train()
+
+    assert torch.equal(training.seen[0], torch.load(tmp_path / "a.pt", weights_only=True)["model"]["0.weight"])
+    deep_compare(with_our_trainer("EMA and GradientClipping"), final)
+
+
 def test_a_checkpoint_without_the_trainer_resumes_exactly(tmp_path: Path) -> None:
     training = Training([])
     training.save_at(Events.ITERATION_COMPLETED(once=3), tmp_path, kill=True)

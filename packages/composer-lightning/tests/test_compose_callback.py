@@ -367,6 +367,22 @@ def test_files_of_weights_only_hold_the_averages(tmp_path: Path) -> None:
     deep_compare(saved(weights_only=False), saved(weights_only=True))
 
 
+def test_averages_are_in_the_model_only_while_it_is_saved(tmp_path: Path) -> None:
+    found: list[tuple[bool, bool]] = []
+
+    class Saving(pl.Callback):
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+            weight = pl_module.layers[0].weight
+            before = weight.detach().clone()
+            trainer.save_checkpoint(tmp_path / "now.ckpt", weights_only=False)
+            saved = torch.load(tmp_path / "now.ckpt", weights_only=True)["state_dict"]["layers.0.weight"]
+            found.append((torch.equal(before, weight), torch.equal(before, saved)))
+
+    trainer_of(callback_of("EMA and GradientClipping"), Saving(), max_steps=3).fit(SplitNet(), data())
+
+    assert found[-1] == (True, False)
+
+
 def test_a_trainer_that_has_not_fitted_may_save(tmp_path: Path) -> None:
     net = Net()
     trainer = trainer_of(callback_of("EMA and GradientClipping", split=False))
@@ -399,7 +415,7 @@ class Failure(pl.Callback):
 @pytest.mark.parametrize("hook", ["on_before_backward", "on_train_batch_start", "on_validation_batch_end"])
 def test_an_interrupted_fit_can_be_continued(hook: str, error: type[BaseException], tmp_path: Path) -> None:
     net, callback, failure = SplitNet(), callback_of("all"), Failure(hook, error)
-    saver: Any = ModelCheckpoint(tmp_path, every_n_train_steps=1)  # leaves averages in the model
+    saver: Any = ModelCheckpoint(tmp_path, every_n_train_steps=1)
     trainer = trainer_of(callback, failure, saver, num_sanity_val_steps=0, val_check_interval=2)
     torch.manual_seed(5)
     random, handler = torch.get_rng_state(), signal.getsignal(signal.SIGINT)

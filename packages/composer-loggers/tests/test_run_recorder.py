@@ -4,6 +4,7 @@ import copy
 import json
 import math
 import pickle
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -56,6 +57,16 @@ def test_a_run_is_recorded_from_start_to_end(start: Any) -> None:
     assert of("fit_start")[0]["max_duration"] == "2ep"
     seconds = [record["seconds"] for record in of("metrics")]
     assert seconds == sorted(seconds)
+
+
+def test_images_are_recorded_before_the_start_too_and_their_channels_are_found(start: Any) -> None:
+    recorder = RunRecorder()
+    recorder.log_images(np.zeros((8, 9, 3), np.uint8), name="colors")
+    start(recorder).close()
+
+    (images,) = of("images")
+    size_and_color = Path("my-run", images["files"][0]).read_bytes()[16:26]
+    assert size_and_color == struct.pack(">IIBB", 9, 8, 8, 2)  # 2: RGB
 
 
 def test_a_step_is_one_line(start: Any) -> None:

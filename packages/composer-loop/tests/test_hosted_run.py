@@ -29,6 +29,8 @@ from composer.core import (
 )
 from composer.loggers import Logger, LoggerDestination
 from composer.loop import HostedRun
+from composer.loop.loss_terms import LossTerms
+from composer.loop.swapped_weights import swap_in
 from composer.models.base import total_loss
 from composer.testing import SimpleModel, deep_compare, run_on_ranks
 from composer.utils import dist
@@ -318,8 +320,7 @@ def test_an_aborted_run_continues_with_the_unfinished_step(where: str, accumulat
                 run.backward(run.loss(next(batches_of_epoch)))
                 run.step()
     if where == "saving":
-        with run.saving():
-            pass
+        swap_in(run.engine)  # as a host whose files are written later
     elif where == "evaluation":
         run.begin_evaluation(batches())
     run.abort()
@@ -547,6 +548,10 @@ def test_the_state_of_another_run_is_reported() -> None:
     saved = make().state_dict()
     with pytest.warns(UserWarning, match="different algorithms: At"):
         make(algorithms=At(set())).load_state_dict(saved)
+    run, saved = make(), make(algorithms=At(set())).state_dict()
+    with pytest.warns(UserWarning, match="averaged weights, this one starts from the averages"):
+        run.load_state_dict(saved)
+    run.take_optimizers(torch.optim.SGD(run.model.parameters(), lr=0.1))  # a second warning would fail the test
     with pytest.raises(ValueError, match=r"must be a result of `HostedRun\.state_dict`, but lacks algorithms"):
         make().load_state_dict({"timestamp": {}})
 
@@ -562,18 +567,23 @@ def test_missing_ends_of_epochs_are_announced() -> None:
     assert recorder.events.count("epoch_end") == 2
 
 
-def test_callbacks_are_told_that_the_model_is_saved() -> None:
-    saving: list[bool] = []
-
-    def note(state: State) -> None:
-        saving.append(any(each.save_interval(state, Event.BATCH_CHECKPOINT) for each in state.callbacks))  # type: ignore[attr-defined]
-
-    run = make(algorithms=At({Event.BATCH_CHECKPOINT}, note))
+def test_weights_to_save_are_in_the_model_only_while_it_is_saved() -> None:
+    net, swapping = network(), SwappingToSave()
+    run = make(net, swapping)
     stepped(run, 1)
+    weight = net[0].weight.detach().clone()
     with run.saving():
-        pass
+        assert torch.equal(net[0].weight, -weight)
+        with run.saving():
+            pass
+        assert torch.equal(net[0].weight, -weight)
+    assert torch.equal(net[0].weight, weight)
+    with pytest.raises(Died), run.saving():
+        raise Died
+    with run.evaluation(batches()), run.saving():
+        assert torch.equal(net[0].weight, -weight)
 
-    assert saving == [False, True]
+    assert torch.equal(net[0].weight, weight)
 
 
 # ---- what the host says ----
@@ -591,6 +601,14 @@ def test_what_the_host_lacks_is_refused_at_once() -> None:
     algorithm.placement = Placement(provides={AVERAGES_WEIGHTS})
     with pytest.raises(ConflictError, match=r"`At` averages weights, which this loop does not support\. Leave it out"):
         make(algorithms=algorithm, unavailable=unavailable)
+
+
+def test_the_first_labels_of_a_causal_model_of_transformers_do_not_count() -> None:
+    settings = {"__module__": "transformers.models.tiny", "ignore_index": -100}
+    model = type("TinyForCausalLM", (torch.nn.Module,), settings)()
+    batch = {"input_ids": torch.zeros(2, 2), "labels": torch.tensor([[1, -100], [2, 3]])}
+
+    assert LossTerms(model, DataSpec([])).count(batch) == 1
 
 
 def test_features_of_the_host_may_exclude_an_algorithm() -> None:

@@ -13,11 +13,14 @@ from composer.core import (
     REPLACES_MODEL,
     SWAPS_WEIGHTS,
     Algorithm,
+    Callback,
     ConflictError,
     Event,
     Placement,
+    State,
     Timestamp,
 )
+from composer.loggers import Logger
 from composer.loop import HostedRun
 from composer.loop.refusals import UNAVAILABLE, conflicts, raise_all
 from composer.loop.skin import duration, hooks_by_event, uncounted, wrap
@@ -59,6 +62,21 @@ def test_everything_that_a_host_cannot_do_is_told_at_once_and_each_reason_once()
     assert ["Pass the model that you want to train.", "Pass `loss`."] == [each.partition(". ")[2] for each in found]
     with pytest.raises(ConflictError, match=r"(?s)2 problems.*`Replacing` .*`OfTheLoss` acts at BEFORE_LOSS"):
         HostedRun(torch.nn.Identity(), [Replacing(), OfTheLoss()], max_duration="1ep", unavailable=unavailable)
+
+
+class Watching(Callback):
+    """Reads the loss."""
+
+    def after_loss(self, state: State, logger: Logger) -> None: ...
+
+
+def test_callbacks_that_act_on_losses_are_refused_in_a_manual_loop() -> None:
+    settings: dict[str, Any] = {"max_duration": "1ep", "callbacks": Watching()}
+    with pytest.raises(ConflictError, match=r"(?s)2 problems.*`accumulate`.*`Watching` acts at AFTER_LOSS, which this"):
+        HostedRun(torch.nn.Identity(), manual=True, accumulate=2, **settings)
+    run = HostedRun(torch.nn.Identity(), **settings)
+    with pytest.raises(ConflictError, match="`Watching` acts at AFTER_LOSS"):
+        run.reconfigure(manual=True)
 
 
 def test_settings_and_conflicts_are_one_error() -> None:

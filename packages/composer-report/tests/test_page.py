@@ -347,10 +347,14 @@ def test_the_page_of_a_running_run_is_written_until_it_ends(
             run.end().close()
 
     monkeypatch.setattr("composer.report.cli.time.sleep", sleep)
+    reads: list[Any] = []
+    for module in ("cli", "_page"):
+        monkeypatch.setattr(f"composer.report.{module}.read_run", lambda run: reads.append(run) or read_run(run))
     main([str(tmp_path / "run"), "-o", str(output), "--watch", "7"])
 
     assert all('http-equiv="refresh" content="7"' in page for page in seen)
     assert len(seen) == 2
+    assert len(reads) == 3
     assert "refresh" not in output.read_text().partition("</title>")[0]
 
 

@@ -315,6 +315,20 @@ def test_it_trains_in_lower_precision() -> None:
     torch.testing.assert_close(loss, expected, rtol=0.02, atol=0)
 
 
+def test_a_host_may_convert_outputs_of_lower_precision_to_float32() -> None:
+    model = make("llama").float().model
+    forward = model.forward
+
+    def prepared(**inputs: Any) -> dict[str, torch.Tensor]:
+        with torch.autocast("cpu", torch.bfloat16):
+            return {"logits": forward(**inputs)["logits"].float()}
+
+    model.forward = prepared
+    packed = give(start(model, SequencePacking(LENGTH), precision="amp_bf16"), collate(DOCUMENTS[:12]))
+
+    assert packed["attention_mask"].dim() == 4
+
+
 def test_the_check_of_a_model_changes_nothing() -> None:
     model = make("gpt2", attn_pdrop=0.5, resid_pdrop=0.5)
     engine = start(model, SequencePacking(LENGTH))
@@ -429,6 +443,18 @@ def test_models_whose_masks_would_be_lost_are_refused_before_training(make_model
 )
 def test_batches_without_tokens_are_refused(batch: Any, message: str) -> None:
     with pytest.raises(TypeError, match=f"needs batches that are mappings with 'input_ids', {message}"):
+        give(start(make("gpt2"), SequencePacking(LENGTH)), batch)
+
+
+def test_a_model_of_transformers_gets_the_parts_of_a_batch_as_arguments() -> None:
+    found = give(start(make("gpt2").model, SequencePacking(LENGTH)), collate(DOCUMENTS))
+
+    assert found["attention_mask"].dim() == 4
+
+
+def test_labels_of_a_causal_model_are_not_invented() -> None:
+    batch = {"input_ids": torch.ones(2, 4, dtype=torch.long)}
+    with pytest.raises(ValueError, match=r"needs the 'labels' of a causal model, got a batch with \['input_ids'\]"):
         give(start(make("gpt2"), SequencePacking(LENGTH)), batch)
 
 

@@ -86,6 +86,8 @@ def test_a_duration_of_durations_is_refused() -> None:
         make_state(max_duration="0.5dur")
     with pytest.raises(ValueError, match="such as '10ep'"):
         make_state(max_duration="ten epochs")
+    with pytest.raises(ValueError, match="`max_duration` must not be negative, got '-2ep'"):
+        make_state(max_duration="-2ep")
 
 
 def test_elapsed_duration() -> None:

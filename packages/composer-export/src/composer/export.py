@@ -106,7 +106,8 @@ def restore(
         file: The path or URI of a checkpoint of the Trainer or of `composer.checkpoint.save_checkpoint`; or of
             Lightning with `ComposeCallback`.
         algorithms: Algorithms that the file does not list or whose arguments cannot be saved, such as functions; they
-            are applied first. A file with nothing but weights lists none.
+            are applied first. A file with nothing but weights lists none, and shows no setting that is not a tensor,
+            such as `blur_first` or a drop rate: pass the arguments of the run, which cannot be checked.
 
     Returns:
         The model, in training mode if it was.
@@ -118,6 +119,9 @@ def restore(
         ModuleNotFoundError: The package of an algorithm is not installed.
         ValueError: The file has no weights, or an algorithm cannot be applied to the model.
         RuntimeError: The names or shapes of the weights are not those of the changed model.
+
+    Warns:
+        UserWarning: An algorithm is listed with other arguments than it is passed with.
 
     Example:
         >>> from tempfile import NamedTemporaryFile

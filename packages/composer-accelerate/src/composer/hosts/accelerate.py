@@ -13,7 +13,7 @@ import torch
 from accelerate import Accelerator, DistributedDataParallelKwargs
 from accelerate.data_loader import DataLoaderDispatcher
 from accelerate.optimizer import AcceleratedOptimizer
-from accelerate.utils import DistributedType, save_fsdp_model
+from accelerate.utils import DistributedType
 from torch.optim.lr_scheduler import LRScheduler
 
 from composer.core import Algorithm, Callback, ConflictError, Plan, Precision, effects
@@ -130,6 +130,7 @@ class AcceleratedRun:
         self._optimizers: list[Any] = []  # Accelerate has prepared them
         for name in ("clip_grad_norm_", "clip_grad_value_"):
             skin.wrap(accelerator, name, functools.partial(self._clip, name))
+        skin.wrap(accelerator, "save_state", self._save_state)
         accelerator.register_save_state_pre_hook(self._save)
         accelerator.register_load_state_pre_hook(self._load)
 
@@ -312,24 +313,21 @@ class AcceleratedRun:
                 f"`{method}` must be called after `prepare`. Write `net, optimizer = run.prepare(net, optimizer)`."
             )
 
-    def _save(self, models: list[torch.nn.Module], weights: list[dict[str, Any]], folder: str) -> None:
+    def _save_state(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if self._prepared is None:
-            return
+            return original(*args, **kwargs)
         self._finish()
         if self.run.in_step:
             raise RuntimeError(
                 "`save_state` must be called between two steps: the gradients of a step that is not finished are not "
                 "saved. Write `if accelerator.sync_gradients:` before it."
             )
-        run, accelerator = self.run, self.accelerator
-        has_averages = any(effects.SWAPS_WEIGHTS in each.placement.provides for each in run.state.algorithms)
-        with run.saving():
-            for i, model in enumerate(models):  # Accelerate took the training weights
-                if not self._is_sharded:
-                    weights[i] = accelerator.get_state_dict(model, unwrap=False)
-                elif has_averages:
-                    save_fsdp_model(accelerator.state.fsdp_plugin, accelerator, model, folder, i)
-            torch.save(run.state_dict(), self._file(models, folder, accelerator.process_index))
+        with self.run.saving():
+            return original(*args, **kwargs)
+
+    def _save(self, models: list[torch.nn.Module], weights: list[dict[str, Any]], folder: str) -> None:
+        if self._prepared is not None:
+            torch.save(self.run.state_dict(), self._file(models, folder, self.accelerator.process_index))
 
     def _load(self, models: list[torch.nn.Module], folder: str) -> None:
         """Restore the state of the run, which may change the optimizers, before Accelerate loads them."""

@@ -95,7 +95,7 @@ DECAYS_WEIGHTS = "decays_weights"
 AVERAGES_WEIGHTS = "averages_weights"
 """Effect: maintains an average of the weights."""
 SWAPS_WEIGHTS = "swaps_weights"
-"""Effect: temporarily swaps in other weights, to evaluate or save them."""
+"""Effect: temporarily swaps in other weights, to evaluate or save them, while its attribute `swapped` is True."""
 
 # What each effect does, as in messages: "..., which <phrase>".
 PHRASES = {

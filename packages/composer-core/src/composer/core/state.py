@@ -103,7 +103,7 @@ class State(Serializable):
 
     Raises:
         TypeError: `model` is not a `torch.nn.Module`.
-        ValueError: `max_duration` cannot be parsed, or is in "dur", which is a fraction of `max_duration` itself.
+        ValueError: `max_duration` cannot be parsed, is negative, or is in "dur", which is a fraction of `max_duration`.
     """
 
     batch: Any
@@ -231,6 +231,8 @@ class State(Serializable):
             raise ValueError(
                 f"`max_duration` must not be in 'dur', which is a fraction of it, got {new!r}. Use '10ep'."
             )
+        if new is not None and new.value < 0:
+            raise ValueError(f"`max_duration` must not be negative, got '{new}'. Use for example '10ep'.")
         changed, self._max_duration = (new is None) != (self._max_duration is None), new
         if changed:
             self._notify()

@@ -225,6 +225,10 @@ class ComposerMixin(_Trainer):  # type: ignore[misc]  # mypy skips transformers,
                 saved = {**run.state_dict(), "before": self._composer.before}
                 torch.save(saved, Path(output_dir) / _name(self.args.process_index))
 
+    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        with self.composer_run.saving():  # with FSDP2, the weights are saved after `save_model`
+            super()._save_checkpoint(*args, **kwargs)
+
     def _load_best_model(self) -> None:
         self._composer.on_train_end()  # before, since FIT_END puts the last averages into the model
         super()._load_best_model()

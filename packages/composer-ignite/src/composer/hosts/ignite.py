@@ -19,6 +19,7 @@ from composer.core.time import TimeInput
 from composer.loggers import LoggerDestination
 from composer.loop import HostedRun, refusals, skin
 from composer.loop.position import set_epoch
+from composer.loop.swapped_weights import swap_in
 
 _UNAVAILABLE: dict[Event | str, str] = {
     **refusals.UNAVAILABLE,
@@ -328,8 +329,8 @@ class IgniteRun:
         run = self.run
 
         def weights() -> Any:
-            with run.saving():
-                return run.model.state_dict()
+            swap_in(run.engine)  # not `saving`: Ignite writes the tensors after it has collected all states
+            return run.model.state_dict()
 
         model = SimpleNamespace(state_dict=weights, load_state_dict=run.model.load_state_dict)
         names = ["optimizer", *(f"optimizer_{i}" for i in range(1, len(self.optimizers)))]
@@ -347,8 +348,8 @@ class IgniteRun:
                 f"`Checkpoint` must be saved between two steps: the gradients of a step that is not finished are not "
                 f"saved. Save it at `Events.ITERATION_COMPLETED(every={self.run.accumulate})`, or after an epoch."
             )
-        with self.run.saving():
-            return self.run.state_dict()
+        swap_in(self.run.engine)
+        return self.run.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the state of the run: after the weights of the model, before the states of the optimizers."""

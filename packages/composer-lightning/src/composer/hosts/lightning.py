@@ -180,7 +180,7 @@ class ComposeCallback(pl.Callback):
             run = HostedRun(
                 pl_module,
                 self._algorithms,
-                max_duration=skin.duration(trainer.max_steps, trainer.max_epochs or 0),
+                max_duration=skin.duration(trainer.max_steps, max(trainer.max_epochs or 0, 0)),  # -1: endless
                 forward=self._forward,
                 loss=self._loss,
                 hooks=_HOOKS,
@@ -194,7 +194,7 @@ class ComposeCallback(pl.Callback):
             skin.wrap(pl_module, "training_step", self._training_step),
             skin.wrap(pl_module, "optimizer_step", self._optimizer_step),
             skin.wrap(pl_module, "log", self._log),
-            skin.wrap(trainer.strategy, "lightning_module_state_dict", self._weights_to_save),
+            skin.wrap(trainer, "save_checkpoint", self._save_checkpoint),
         ]
 
     def on_fit_start(self, trainer: pl.Trainer, *_: Any) -> None:
@@ -309,14 +309,13 @@ class ComposeCallback(pl.Callback):
 
     # ---- checkpoints and the end ----
 
-    def _weights_to_save(self, original: Callable[..., Any]) -> Any:
+    def _save_checkpoint(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         with self._run().saving():
-            return original()
+            original(*args, **kwargs)
 
     def on_save_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: Any) -> None:
         if self._has_run_of(pl_module):
-            with self._run().saving():
-                checkpoint[_KEY] = {**self._run().state_dict(), "before": self._before}
+            checkpoint[_KEY] = {**self._run().state_dict(), "before": self._before}
 
     def on_load_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: Any) -> None:
         if _KEY in checkpoint and trainer.state.fn == "fit":

@@ -13,7 +13,7 @@ import sys
 import time
 import zlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.metadata import distributions
 from pathlib import Path
@@ -35,6 +35,7 @@ from composer.loggers.spi import (
     list_images,
     read_arrays,
     report_failure,
+    start_copy,
 )
 from composer.utils import check_finite, dist, format_name_with_dist, is_uri
 from composer.utils.file_helpers import without_password
@@ -138,7 +139,7 @@ class RunRecorder(ServiceLogger):
         self._start_time = 0.0
         self._has_started = False
         self._mark: tuple[int, int] = (0, -1)  # the number of the last mark, and the number of records at that time
-        self._before: list[dict[str, Any]] = []  # logged before INIT
+        self._before: list[Callable[[], None]] = []  # the calls before INIT
         self._actions = _ActionCounter()
         self._actions_due = 0.0
         self._state: State | None = None
@@ -188,6 +189,9 @@ class RunRecorder(ServiceLogger):
         use_table: bool = False,
     ) -> None:
         arrays = list_images(images)
+        if not self._has_started:
+            copies = [start_copy(array)() for array in arrays]
+            self._before.append(partial(self.log_images, copies, name, channels_last, step))
         if self._sender is not None and self._file is not None:
             seconds = round(time.time() - self._start_time, 3)
             record = {"type": "images", "seconds": seconds, "name": name, "step": step}
@@ -230,8 +234,8 @@ class RunRecorder(ServiceLogger):
             rank=dist.get_global_rank(),
         )
         self._sender.put(partial(_write_environment, self._file, _describe_machine(state)))
-        for record in before:
-            self._put(record.pop("type"), **record)
+        for call in before:
+            call()
         self._modules = _module_classes(state.model)
         self._previous_hook, sys.excepthook = sys.excepthook, self._on_exception
 
@@ -416,7 +420,7 @@ class RunRecorder(ServiceLogger):
             size = 1 + sum(len(rows) for rows in fields.values() if isinstance(rows, list)) // 8
             self._sender.put(partial(self._file.write, record), size=size)
         elif not self._has_started:
-            self._before.append({"type": type, **fields})
+            self._before.append(partial(self._put, type, **fields))
 
 
 def _write_environment(file: _RunFile, machine: dict[str, Any]) -> None:
@@ -578,11 +582,14 @@ class _RunFile:
 
 
 def _split_images(array: np.ndarray, channels_last: bool) -> list[np.ndarray]:
-    """Return the images of an array that `list_images` has checked, each of shape (H, W, channels), uint8."""
+    """Return the images of an array that `list_images` has checked, each of shape (H, W, channels), uint8.
+
+    Only the last dimension of (H, W, 3) can be that of the channels.
+    """
     if array.ndim == 2:
         array = array[..., None] if channels_last else array[None]
     batch = array if array.ndim == 4 else array[None]
-    if not channels_last:
+    if not channels_last and (batch.shape[1] in _PNG_COLORS or batch.shape[-1] not in _PNG_COLORS):
         batch = np.moveaxis(batch, 1, -1)
     return list(batch if batch.dtype == np.uint8 else (batch * 255.0).round().astype(np.uint8))
 

@@ -12,7 +12,7 @@ from typing import Any, SupportsIndex
 
 import torch
 
-from composer.core.algorithm import Algorithm, declared_events, declared_placement
+from composer.core.algorithm import Algorithm
 from composer.core.callback import Callback
 from composer.core.data_spec import (
     DataSpec,
@@ -23,7 +23,6 @@ from composer.core.data_spec import (
     warn_of_longer_epoch,
 )
 from composer.core.deferred_value import DeferredValue
-from composer.core.effects import SWAPS_WEIGHTS
 from composer.core.engine import Engine, Plan
 from composer.core.event import Event
 from composer.core.logging import Logger, LoggerDestination
@@ -37,6 +36,7 @@ from composer.loop.generators import global_states, set_global_states
 from composer.loop.loss_terms import Count, LossTerms, share_of
 from composer.loop.position import LoaderPosition, set_epoch
 from composer.loop.refusals import HostFeatures, Problem, algorithms_in, argument_problems, failures, raise_all
+from composer.loop.swapped_weights import swap_out, weights_to_save
 from composer.models.base import ComposerModel, total_loss
 from composer.utils import dist
 from composer.utils.iter_helpers import ensure_tuple
@@ -114,8 +114,8 @@ class HostedRun:
         accumulate: Batches of the loader per step of the optimizers.
         manual: The loop computes the gradients and steps the optimizers and schedulers itself, as often as it likes in
             a batch, and calls `end_batch` after each batch of `epoch` in place of `loss`, `backward` and `step`.
-            Algorithms that act on losses or gradients, or replace optimizers, are refused; callbacks see no losses,
-            and `precision` and `loss` are for the loop to use.
+            Algorithms that act on losses or gradients, or replace optimizers, are refused, and callbacks that do.
+            `forward`, `loss` and `precision` are used in evaluations only.
         seed: The seed of the first rank; rank r uses `seed + r`.
         precision: A `Precision` or its name. `loss` computes outputs and loss in it.
         callbacks: Callbacks.
@@ -202,7 +202,6 @@ class HostedRun:
         loader_problems = failures(lambda: _check_loader(dataloader))
         raise_all([*problems, *found, *_optimizer_problems(optimizers, model, loss), *loader_problems])
         self.accumulate, self.manual, self._hooks = operator.index(accumulate), manual, dict(hooks or {})
-        self._saver = _SaveMarker()
         self.state = state = State(
             model=model if loss is None else _WithLoss(model, forward_inputs if forward is None else forward, loss),
             rank_zero_seed=seed,
@@ -211,7 +210,7 @@ class HostedRun:
             optimizers=optimizers,
             schedulers=schedulers,
             algorithms=[*ensure_tuple(algorithms), *([HostFeatures(host_provides)] if host_provides else [])],
-            callbacks=[*ensure_tuple(loggers), *ensure_tuple(callbacks), self._saver],
+            callbacks=[*ensure_tuple(loggers), *ensure_tuple(callbacks)],
         )
         self._spec = dataloader if isinstance(dataloader, DataSpec) else DataSpec([])  # counts and transforms batches
         self._set_loader(dataloader)
@@ -294,6 +293,7 @@ class HostedRun:
             host_provides=host_provides,
             manual=manual,
             accumulate=accumulate,
+            callbacks=self.state.callbacks,
             precision=precision,
         )
         raise_all([*problems, *found])
@@ -588,11 +588,7 @@ class HostedRun:
 
     def _begin_pass(self, batch: Any) -> Any:
         """Return a copy of the batch of a pass, after BEFORE_TRAIN_BATCH in the first pass of a step."""
-        if self.manual:
-            raise RuntimeError(
-                "With `manual=True` the loop computes losses and gradients itself, and then calls `end_batch`. Call "
-                "your own functions, or leave `manual` out."
-            )
+        self._require_phases()
         hint = "Get the batch from `epoch` or `after_dataloader`, then call `backward` and `step`."
         self._require("before_forward", _BATCH, *(() if self._weights else (_GRADIENTS,)), hint=hint)
         self._random.enter()
@@ -652,6 +648,7 @@ class HostedRun:
         Raises:
             RuntimeError: There is no loss, or `precision` is fp16, whose gradients vanish without a scaler.
         """
+        self._require_phases()
         self._require("backward", _LOSS, hint="Call `loss` first.")
         if backward is None and self.state.precision is Precision.AMP_FP16:
             raise RuntimeError(
@@ -689,6 +686,7 @@ class HostedRun:
         Raises:
             RuntimeError: `backward` was not called, or there is no optimizer.
         """
+        self._require_phases()
         self._require("step", _GRADIENTS, hint="Call `loss` and `backward` first.")
         if not self._is_watching_optimizers:
             self._is_watching_optimizers = True
@@ -865,14 +863,8 @@ class HostedRun:
             if self._phase is _EVALUATION:
                 self.end_evaluation()
             if self._phase not in (_CREATED, _READY):
-                # No iteration starts, but at this event some algorithms put the weights of training back.
-                event, state = Event.ITERATION_START, self.state
-                for algorithm in state.algorithms:
-                    swaps = SWAPS_WEIGHTS in declared_placement(algorithm).provides
-                    events = declared_events(algorithm)
-                    if swaps and (events is None or event in events) and algorithm.match(event, state):
-                        algorithm.apply(event, state, self.engine.logger)
-                for optimizer in state.optimizers:
+                swap_out(self.engine, self.state.algorithms)
+                for optimizer in self.state.optimizers:
                     zero_grad(optimizer)
         finally:
             self._random.leave()
@@ -968,16 +960,14 @@ class HostedRun:
     def saving(self) -> Iterator[None]:
         """Save the model in the body, with the weights that algorithms want to have saved, such as averages.
 
-        They stay in the model until training continues. Call the run's `state_dict` in the same body.
+        Afterwards the model has the weights of training again, or after `end_fit` the averages. Call the run's
+        `state_dict` in the same body, and write or copy the weights there: the tensors of `model.state_dict()` are
+        those of the model.
         """
-        self._require("saving", _READY, _FIT, _EPOCH, _GRADIENTS, hint="Finish the pass, or call `init` first.")
-        self._saver.is_saving = True
-        try:
-            if self._phase is not _READY:
-                self.engine.run_event(Event.BATCH_CHECKPOINT)
+        hint = "Finish the pass, or call `init` first."
+        self._require("saving", _READY, _FIT, _EPOCH, _GRADIENTS, _EVALUATION, hint=hint)
+        with weights_to_save(self.engine):
             yield
-        finally:
-            self._saver.is_saving = False
 
     def state_dict(self) -> dict[str, Any]:
         """Return what resuming needs in addition to model and optimizers, which the host saves, in plain types.
@@ -1031,6 +1021,14 @@ class HostedRun:
             )
         if self._phase is _CREATED:
             self.init()
+        different = sorted(dict(saved["algorithms"]).keys() ^ dict(self._named_algorithms()).keys())
+        if different:
+            warnings.warn(
+                f"The saved run and this one have different algorithms: {', '.join(different)}. Resumed training will "
+                f"differ from an uninterrupted run: if one of the saved run averaged weights, this one starts from the "
+                f"averages, with the optimizer of other weights. Pass the algorithms of the saved run.",
+                stacklevel=2,
+            )
         state = self.state
         state.timestamp.load_state_dict(saved["timestamp"])
         self._load_algorithms(saved)
@@ -1046,13 +1044,6 @@ class HostedRun:
 
     def _load_algorithms(self, saved: Mapping[str, Any]) -> None:
         states, own = dict(saved["algorithms"]), dict(self._named_algorithms())
-        different = sorted(states.keys() ^ own.keys())
-        if different:
-            warnings.warn(
-                f"The saved run and this one have different algorithms: {', '.join(different)}. Resumed training will "
-                f"differ from an uninterrupted run.",
-                stacklevel=3,
-            )
         for name in states.keys() & own.keys():
             own[name].load_state_dict(states[name])
 
@@ -1062,8 +1053,7 @@ class HostedRun:
         It includes the hooks from which the host announces the events.
         """
         plan, hooks = self.engine.explain(), self._hooks
-        rows = [row for row in plan if row.name != _SaveMarker.__name__]
-        rows = [replace(r, reason=f"{r.reason}; from {hooks[r.event]}") if r.event in hooks else r for r in rows]
+        rows = [replace(r, reason=f"{r.reason}; from {hooks[r.event]}") if r.event in hooks else r for r in plan]
         return Plan(rows, plan.notes)
 
     def describe_failure(self, error: BaseException) -> None:
@@ -1088,6 +1078,13 @@ class HostedRun:
             raise RuntimeError(
                 f"{action if ' ' in action else f'`{action}`'} must be called {' or '.join(phases)}, but the run is "
                 f"{self._phase}. {hint}"
+            )
+
+    def _require_phases(self) -> None:
+        if self.manual:
+            raise RuntimeError(
+                "With `manual=True` the loop computes losses and gradients itself, and then calls `end_batch`. Call "
+                "your own functions, or leave `manual` out."
             )
 
     def _choose_autocast(self) -> None:
@@ -1148,15 +1145,6 @@ def forward_inputs(module: Any, batch: Any) -> Any:
             f"Pass for example `forward=lambda module, batch: module(**batch)`."
         )
     return module(batch[0])
-
-
-class _SaveMarker(Callback):
-    """Report at checkpoint events that the model is saved, while `HostedRun.saving` runs."""
-
-    is_saving = False
-
-    def save_interval(self, state: State, event: Event) -> bool:
-        return self.is_saving
 
 
 class _RandomStream:

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from composer.algorithms.utils.logits import shifts_labels
 from composer.core.data_spec import DataSpec
 from composer.loss.utils import check_for_index_targets, class_weights_of, ignored_label, loss_setting
 from composer.utils.batch_helpers import batch_get, find_part
@@ -20,8 +21,9 @@ class LossTerms:
     """Counts the terms of the mean that a loss computes over a batch: the weight of a microbatch or a rank.
 
     If the labels are class indices and the loss says which index it ignores, the terms are the labels with other
-    indices, or the sum of the class weights of these labels. A model that shifts labels to the next token
-    (`shift_labels`) does not use the first label of each row. Otherwise the terms are the samples.
+    indices, or the sum of the class weights of these labels. A model that shifts labels to the next token (with
+    `shift_labels`, or a causal language model of transformers) does not use the first label of each row. Otherwise the
+    terms are the samples.
 
     If the loss does not say which index it ignores, but some labels on the host are -100, the terms are the samples
     times the fraction of other labels, with a warning.
@@ -47,7 +49,7 @@ class LossTerms:
         self._is_mean = reduction in ("mean", None)
         self._ignored = ignored_label(model if function is None else function)
         self._class_weights = class_weights_of(function) if is_returned and self._ignored is not None else None
-        self._shifts = bool(getattr(model, "shift_labels", False))
+        self._shifts = shifts_labels(model)
         self._has_warned = False
 
     def count(self, batch: Any) -> Count:

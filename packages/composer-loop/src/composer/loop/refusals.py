@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import torch
 
 from composer.core.algorithm import Algorithm, declared_events, declared_placement
-from composer.core.callback import Callback
+from composer.core.callback import Callback, dispatches_by_name, overridden_hooks
 from composer.core.effects import (
     CHANGES_BATCH_SIZE,
     PHRASES,
@@ -144,6 +144,16 @@ def argument_problems(
             "`accumulate` and `schedulers` must not be given with `manual=True`, where the loop steps by itself. Call "
             "`scheduler.step()` in the loop."
         )
+    for each in ensure_tuple(callbacks) if manual else ():
+        # A callback that gets all events by `run_event` can work with fewer.
+        if isinstance(each, Callback) and dispatches_by_name(each):
+            hooks = overridden_hooks(each)
+            hidden = [event.name for event in _MANUAL if isinstance(event, Event) and event.value in hooks]
+            if hidden:
+                yield ConflictError(
+                    f"`{type(each).__name__}` acts at {' and '.join(hidden)}, which this loop cannot announce. With "
+                    f"manual optimization, losses and gradients are the loop's. Leave the callback out."
+                )
     unavailable = {**(unavailable or {}), **(_MANUAL if manual else {})}
     if accumulate != 1:
         unavailable[CHANGES_BATCH_SIZE] = "Use `accumulate=1`, since the batches of the loader change."

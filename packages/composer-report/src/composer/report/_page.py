@@ -72,8 +72,12 @@ def write_report(
         >>> write_report(folder, f"{folder}/report.html").name
         'report.html'
     """
-    page = render([read_run(folder) for folder in _found(folders)], refresh)
-    path = Path(output).expanduser()
+    return write_page([read_run(folder) for folder in _found(folders)], output, refresh)
+
+
+def write_page(runs: Sequence[Run], output: str | os.PathLike[str], refresh: int = 0) -> Path:
+    """Write the page of `write_report` about runs that are read already."""
+    page, path = render(runs, refresh), Path(output).expanduser()
     path.parent.mkdir(parents=True, exist_ok=True)
     written = path.with_name(f".{path.name}.{os.getpid()}")
     written.write_text(page, encoding="utf-8")

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 
 from composer.report._html import count, size
-from composer.report._page import write_report
+from composer.report._page import write_page
 from composer.report._read import RunNotFoundError, find_runs, read_run
 
 _DESCRIPTION = (
@@ -44,15 +44,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"{chosen.output} is written every {chosen.watch} s until all runs have ended, or Ctrl-C.", flush=True)
     try:
         while True:
-            runs = find_runs(chosen.folders)
-            goes_on = chosen.watch and any(read_run(run).status == "unfinished" for run in runs)
-            path = write_report(runs, chosen.output, refresh=chosen.watch if goes_on else 0)
+            runs = [read_run(folder) for folder in find_runs(chosen.folders)]
+            goes_on = chosen.watch and any(run.status == "unfinished" for run in runs)
+            path = write_page(runs, chosen.output, refresh=chosen.watch if goes_on else 0)
             if not goes_on:
                 break
             time.sleep(chosen.watch)
     except KeyboardInterrupt:
-        runs = find_runs(chosen.folders)
-        path = write_report(runs, chosen.output)
+        runs = [read_run(folder) for folder in find_runs(chosen.folders)]
+        path = write_page(runs, chosen.output)
     except (RunNotFoundError, OSError, ValueError) as error:
         print(f"composer-report: error: {error}", file=sys.stderr)
         sys.exit(2)

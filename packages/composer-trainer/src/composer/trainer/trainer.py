@@ -16,6 +16,7 @@ from composer.core.data_spec import check_ends
 from composer.core.display import html_of_plan, html_of_state
 from composer.core.passes import PassInput
 from composer.loop.driver import Driver
+from composer.loop.swapped_weights import weights_to_save
 from composer.trainer.construction import TrainerParts, pin_batches, resolve_precision
 from composer.trainer.construction import generate_run_name as _generate_run_name
 from composer.trainer.description import describe_run
@@ -64,7 +65,6 @@ from composer.trainer.plot import plot
 from composer.trainer.replaced_names import explain_argument
 from composer.trainer.signals import Interruption
 from composer.trainer.step import BatchTrainer
-from composer.trainer.swapped_weights import weights_to_save
 from composer.utils.html import details
 from composer.utils.import_helpers import import_from_distribution
 

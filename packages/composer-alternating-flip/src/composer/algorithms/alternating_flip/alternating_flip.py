@@ -216,15 +216,15 @@ class AlternatingFlip(Algorithm):
     ranks.
 
     At FIT_START the dataset of the training loader is replaced by a `FlippedDataset` of it, and at the start of each
-    epoch that gets the number of the epoch. It stays there after the run. The original dataset does not change, and
-    other loaders may use it, also for evaluation. A loader that stores all images in its `inputs`, as
+    epoch that gets the number of the epoch; at FIT_END the loader gets its dataset back. The original dataset does not
+    change, and other loaders may use it, also for evaluation. A loader that stores all images in its `inputs`, as
     `composer.datasets.DeviceLoader` does, gets a mirrored copy of these at the start of each epoch instead. A loader
     without indices is refused, at BEFORE_LOAD if it is known then.
 
-    **Events** INIT, BEFORE_LOAD, FIT_START, EPOCH_START. **Reads** `state.timestamp`, and `state.train_dataloader`, or
-    else `state.dataloader`. **Writes** its `dataset`, or its `inputs` and masks in its `targets`. **Cost** mirroring
-    half of the images, in the workers of the loader, or mirroring the stored images once an epoch; a hash per sample,
-    once. **Compilation** static: the model and the shapes do not change.
+    **Events** INIT, BEFORE_LOAD, FIT_START, EPOCH_START, FIT_END. **Reads** `state.timestamp`, and
+    `state.train_dataloader`, or else `state.dataloader`. **Writes** its `dataset`, or its `inputs` and masks in its
+    `targets`. **Cost** mirroring half of the images, in the workers of the loader, or mirroring the stored images once
+    an epoch; a hash per sample, once in a `fit`. **Compilation** static: the model and the shapes do not change.
 
     With the images, other parts of a sample that have a value per pixel are mirrored, such as masks; see
     `FlippedDataset`. Of a loader that stores images, the stored `targets` are.
@@ -256,7 +256,7 @@ class AlternatingFlip(Algorithm):
     Differs: images are mirrored after the transforms of a dataset, not before; stored images as in the paper.
     """
 
-    events = frozenset({Event.INIT, Event.BEFORE_LOAD, Event.FIT_START, Event.EPOCH_START})
+    events = frozenset({Event.INIT, Event.BEFORE_LOAD, Event.FIT_START, Event.EPOCH_START, Event.FIT_END})
     placement = Placement(provides={AUGMENTS_IMAGES})
 
     def __init__(self, seed: int = 42, image_key: Any = 0) -> None:
@@ -264,36 +264,40 @@ class AlternatingFlip(Algorithm):
         self.seed, self.image_key = plain_number(seed), image_key
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
-        """Check the training loader, replace its dataset, or set the epoch."""
+        """Check the training loader, replace its dataset, set the epoch, or give the loader its dataset back."""
         loader = state.dataloader if state.train_dataloader is None else state.train_dataloader
         if loader is None and event in (Event.INIT, Event.BEFORE_LOAD):
             return
         self._check_loader(loader, state)
         epoch = int(state.timestamp.epoch)
         if _stores_images(loader):
-            if event in (Event.FIT_START, Event.EPOCH_START):
-                self._mirror_stored(loader, epoch)
+            if event in (Event.FIT_START, Event.EPOCH_START, Event.FIT_END):
+                self._mirror_stored(loader, None if event is Event.FIT_END else _Mirrored(self.seed, epoch % 2))
             return
         if event is Event.FIT_START:
             self._wrap(loader)
+        if event is Event.FIT_END and isinstance(loader.dataset, FlippedDataset):
+            _set_dataset(loader, loader.dataset.dataset)
         if event in (Event.FIT_START, Event.EPOCH_START) and isinstance(loader.dataset, FlippedDataset):
             loader.dataset.set_epoch(epoch)
 
-    def _mirror_stored(self, loader: Any, epoch: int) -> None:
+    def _mirror_stored(self, loader: Any, now: _Mirrored | None) -> None:
+        """Mirror the images of an epoch; None: give them back as they were."""
         before: _Mirrored | None = getattr(loader, _MARK, None)
-        now = _Mirrored(self.seed, epoch % 2)
         if before == now:
             return
-        is_new = before is None or before.seed != self.seed
-        if is_new and getattr(loader.transform, "flip", False):
+        if before is None and getattr(loader.transform, "flip", False):
             _warn_of_random_flips("transform of the training loader has `flip=True`")
         targets = getattr(loader, "targets", None)
         names = ("inputs", "targets") if moves_with_pixels(targets, loader.inputs, "AlternatingFlip") else ("inputs",)
         for name in names:
             images = getattr(loader, name)
-            if is_new and before is not None:  # flipped twice, it would be as it was
-                images = self._with_parities(images, before)
-            setattr(loader, name, self._with_parities(images, now) if is_new else images.flip(-1))
+            if before is not None and now is not None and before.seed == now.seed:
+                images = images.flip(-1)
+            else:  # flipped twice, an image is as it was
+                for each in (before, now):
+                    images = images if each is None else self._with_parities(images, each)
+            setattr(loader, name, images)
         setattr(loader, _MARK, now)
 
     def _with_parities(self, images: torch.Tensor, mirrored: _Mirrored) -> torch.Tensor:
@@ -329,10 +333,14 @@ class AlternatingFlip(Algorithm):
             dataset = dataset.dataset  # flipped twice, it would be as it was
         if _flips_at_random(dataset):
             _warn_of_random_flips("transforms of the training dataset have a `RandomHorizontalFlip`")
-        # A `DataLoader` refuses this, as its sampler is made for the dataset; this one has the same indices.
-        object.__setattr__(loader, "dataset", FlippedDataset(dataset, self.seed, self.image_key))
-        if getattr(loader, "_iterator", None) is not None:
-            loader._iterator = None  # persistent workers have a copy of the dataset
+        _set_dataset(loader, FlippedDataset(dataset, self.seed, self.image_key))
+
+
+def _set_dataset(loader: Any, dataset: Dataset[Any]) -> None:
+    # A `DataLoader` refuses this, as its sampler is made for the dataset; this one has the same indices.
+    object.__setattr__(loader, "dataset", dataset)
+    if getattr(loader, "_iterator", None) is not None:
+        loader._iterator = None  # persistent workers have a copy of the dataset
 
 
 @dataclass(frozen=True)

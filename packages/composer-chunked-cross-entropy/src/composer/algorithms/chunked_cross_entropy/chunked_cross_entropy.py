@@ -321,7 +321,7 @@ class ChunkedCrossEntropy(Algorithm):
         assert self._head is not None, "INIT was announced"
         batch = self._batch = state.batch
         targets, _ = labels_and_mask(state, self.target_key)
-        if shifts_labels(state, self.shift_labels):
+        if shifts_labels(state.model, self.shift_labels):
             targets = F.pad(targets[:, 1:], (0, 1), value=self._ignored)
         self._head.targets = targets
         if self._hides_labels and isinstance(batch, Mapping):

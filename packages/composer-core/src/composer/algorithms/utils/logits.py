@@ -64,16 +64,16 @@ def labels_and_mask(
     return labels, None if mask_key is None else _tensor_at(state, mask_key, "mask_key")
 
 
-def shifts_labels(state: State, shift_labels: bool | None) -> bool:
+def shifts_labels(model: torch.nn.Module, shift_labels: bool | None = None) -> bool:
     """Return True if the logits at each token predict the next label.
 
     Args:
-        state: The training state.
+        model: The model.
         shift_labels: The user's choice. None: the attribute of the model with this name; without it, whether a part of
             the model is a causal language model of transformers, whose own loss shifts.
     """
     if shift_labels is None:
-        model = unwrapped_model(state.model)
+        model = unwrapped_model(model)
         declared = getattr(model, "shift_labels", None)
         if declared is not None:
             return bool(declared)

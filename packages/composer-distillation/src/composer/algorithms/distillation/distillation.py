@@ -182,7 +182,7 @@ class Distillation(Algorithm):
         teacher = logits_of(self._predict(state), "Distillation")
         dim, mask = (-1 if logits.dim() <= 3 else 1), None
         labels, _ = labels_and_mask(state, self.target_key)
-        if logits.dim() > 2 and shifts_labels(state, self.shift_labels):
+        if logits.dim() > 2 and shifts_labels(state.model, self.shift_labels):
             logits, teacher, labels = logits[:, :-1], teacher[:, :-1], labels[:, 1:]
         if labels.shape == logits.movedim(dim, 0).shape[1:]:
             ignored = ignored_label(state.model)

@@ -20,7 +20,9 @@ from composer.core import (
     Algorithm,
     Event,
     Placement,
+    Precision,
 )
+from composer.models.base import ComposerModel
 from composer.utils import check_flags, check_integers, model_eval_mode, plain_number, unwrapped_model
 
 if TYPE_CHECKING:
@@ -275,7 +277,8 @@ class SequencePacking(Algorithm):
         TypeError: An argument, or at the first batch the batch, has the wrong type.
         ValueError: `length` is below 2, or another number is negative. At FIT_START, if the model is an
             encoder-decoder, uses flash attention, or has a window shorter than L. At the first batch, if documents in
-            one row affect each other. At any batch, as in `pack_sequences`.
+            one row affect each other. At any batch, as in `pack_sequences`, or if `labels` of a causal model are
+            missing.
 
     Example:
         >>> SequencePacking(length=2048).split_long
@@ -336,6 +339,11 @@ class SequencePacking(Algorithm):
         if not isinstance(batch, Mapping) or "input_ids" not in batch:
             found = f"one with {sorted(map(str, batch))}" if isinstance(batch, Mapping) else type(batch).__name__
             raise TypeError(f"`SequencePacking` needs batches that are mappings with 'input_ids', got {found}.")
+        if needs.causal and "labels" not in batch:
+            raise ValueError(
+                f"`SequencePacking` needs the 'labels' of a causal model, got a batch with {sorted(map(str, batch))}. "
+                f"Let the collator add them: the `input_ids`, with {_IGNORED} at padding."
+            )
         if "document_ids" not in batch:
             batch = state.batch = pack_sequences(
                 batch,
@@ -567,7 +575,9 @@ def _check_isolation(state: State, needs: _Needs, longest: int) -> None:
         return
     difference = (packed[:, size:] - alone).abs().max()
     largest = alone.abs().max()
-    if difference > max(1e-3, 8 * torch.finfo(alone.dtype).eps) * largest:
+    # A model that a host has prepared computes in the precision of the run, and may return float32.
+    dtype = alone.dtype if state.precision is Precision.FP32 else torch.bfloat16
+    if difference > max(1e-3, 8 * torch.finfo(dtype).eps) * largest:
         raise ValueError(
             f"`SequencePacking` needs a model that keeps the documents of a row apart, got one whose outputs for a "
             f"document differ by {difference.item():.2g} if another one precedes it, and are at most "
@@ -584,7 +594,8 @@ def _outputs_of(state: State, *batches: dict[str, Any]) -> list[torch.Tensor | N
     with model_eval_mode(model), torch.compiler.set_stance("force_eager"):
         for batch in batches:
             try:
-                outputs: Any = model(batch)
+                # In the loop of others, a model of transformers is called as they do.
+                outputs: Any = model(batch) if isinstance(model, ComposerModel) else model(**batch)
             except torch.OutOfMemoryError:
                 raise
             except (IndexError, RuntimeError, TypeError, ValueError) as error:

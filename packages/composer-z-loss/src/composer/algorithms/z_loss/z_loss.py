@@ -187,7 +187,7 @@ class ZLoss(Algorithm):
         """Return logits, labels and mask, shifted to the same positions."""
         logits = logits_of(state.outputs, "ZLoss")
         labels, mask = labels_and_mask(state, self.target_key, self.mask_key)
-        if shifts_labels(state, self.shift_labels):
+        if shifts_labels(state.model, self.shift_labels):
             if logits.dim() < 3:
                 raise ValueError(
                     f"`shift_labels` must be False for logits without a dimension of tokens, got True with logits of "
