@@ -272,10 +272,10 @@ class TestCaches:
             cache = StaticCache(config=model.config, max_cache_len=24)
         parts, start = [], 0
         for count in steps:
-            part = {"input_ids": ids[:, start : start + count], "past_key_values": cache, "use_cache": True}
             places = torch.arange(start, start + count)
-            part["position_ids"] = places[None]
-            parts.append(model(**part, cache_position=places).logits)
+            # The second argument is `past_key_values`, which transformers 5.24 calls `cache`.
+            part = model(ids[:, places], cache, use_cache=True, position_ids=places[None], cache_position=places)
+            parts.append(part.logits)
             start += count
 
         torch.testing.assert_close(expected, torch.cat(parts, dim=1), atol=1e-5, rtol=1e-4)
