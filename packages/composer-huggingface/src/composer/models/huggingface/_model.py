@@ -76,8 +76,8 @@ class HuggingFaceModel(ComposerModel):
         >>> model.loss(model(batch), batch).shape
         torch.Size([])
 
-    Differs: evaluation does not remove labels from batches. Outputs have no keys and values for generation unless the batch
-        has `use_cache`: training does not need them. Two metrics of one class are an error.
+    Differs: evaluation does not remove labels from batches. Outputs have no cache for generation unless the batch has
+        `use_cache`: training does not need it. Two metrics of one class are an error.
     """
 
     def __init__(
