@@ -231,7 +231,12 @@ class AlgorithmContract:
         before = {name: weight.detach().clone() for name, weight in frozen}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it may say that it leaves frozen layers as they are
-            train_by_hand(state, _cast(self.make_batches(), torch.float64))
+            try:
+                train_by_hand(state, _cast(self.make_batches(), torch.float64))
+            except ValueError as error:
+                if "frozen" not in str(error):
+                    raise
+                return  # it is refused
 
         for name, weight in state.model.named_parameters():
             kept = before.get(name)

@@ -259,8 +259,9 @@ class _Journal(Callback):
 
     def end(self, state: State) -> None:
         """Record or compare the state after `fit`."""
+        before = _LAST_BATCH_KEYS if not self._begun else frozenset()  # a relaunch may have nothing left to train
         self._begin(state)
-        self._visit("after", _record(state) | {"eval_metrics": _plain(dict(state.eval_metric_values))})
+        self._visit("after", _record(state) | {"eval_metrics": _plain(dict(state.eval_metric_values))}, before)
         if not self.compares:
             (self.folder / _END).write_text(str(state.timestamp.batch.value))
 

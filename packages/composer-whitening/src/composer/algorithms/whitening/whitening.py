@@ -234,6 +234,11 @@ def _check_conv(conv: nn.Conv2d) -> None:
         raise ValueError(
             "The first convolution must have a shape, got a lazy one. Run the model on a batch before whitening."
         )
+    if not conv.weight.requires_grad:
+        raise ValueError(
+            "The first convolution must be trained, but its weights are frozen, and whitening replaces them. Unfreeze "
+            "it, or leave `Whitening` out of fine-tuning."
+        )
     if type(conv) is not nn.Conv2d:
         raise TypeError(
             f"The convolution to be whitened must be a plain `torch.nn.Conv2d`, got {type(conv).__name__}. Pass the "
