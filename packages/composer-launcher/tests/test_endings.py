@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,15 @@ def test_the_cause_is_reported_and_not_its_consequence(tmp_path: Path, capfd: py
     assert re.fullmatch(r"composer: rank 1 on host \S+ \(pid \d+\) failed: exit code 5\.", last[1])
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """A shell starts jobs in the background with SIGINT ignored, which their processes inherit, and a launcher keeps."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize(
     ("options", "numbers", "message"),
     [
