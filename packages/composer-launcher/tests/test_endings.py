@@ -63,7 +63,7 @@ def test_the_cause_is_reported_and_not_its_consequence(tmp_path: Path, capfd: py
 
 @pytest.fixture
 def interruptible() -> Iterator[None]:
-    """A shell starts jobs in the background with SIGINT ignored, which their processes inherit, and a launcher keeps."""
+    """A shell starts jobs in the background with SIGINT ignored, which their processes inherit."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
