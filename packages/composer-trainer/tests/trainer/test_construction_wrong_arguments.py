@@ -79,6 +79,7 @@ WRONG: dict[str, list[Any]] = {
     "deterministic_mode": FLAGS,
     "dist_timeout": [0, NAN, "300", -1.0, None],
     "ddp_sync_strategy": ["always", 3, True],
+    "deepspeed_config": [3, "nowhere.json", {}],
     "parallelism_config": ["fsdp", {"dp": {}}, ParallelismConfig, 3],
     "profiler": [True, "profile", dict],
     "python_log_level": ["loud", 10, True],

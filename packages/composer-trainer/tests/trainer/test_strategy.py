@@ -118,3 +118,43 @@ def test_a_strategy_must_be_one_for_all_ranks(monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setenv(name, "0")
     with pytest.raises(ValueError, match=r"for all 2 ranks, but Refusing has `world_size=1`. Derive it from"):
         make(Refusing())
+
+
+class Engine(Strategy):
+    """Runs the passes itself, as an engine of another library does."""
+
+    scales_losses = True
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def forward(self, model: torch.nn.Module, batch: Any) -> Any:
+        self.calls.append(f"forward {len(batch[0])}")
+        return model(batch)
+
+    def backward(self, loss: torch.Tensor, create_graph: bool) -> None:
+        self.calls.append("backward")
+        loss.backward(create_graph=create_graph)  # type: ignore[no-untyped-call]
+
+
+def test_a_strategy_may_run_the_passes() -> None:
+    strategy = Engine()
+    trainer, plain = make(strategy, device_train_microbatch_size=2), make(None, device_train_microbatch_size=2)
+    plain.state.model.load_state_dict(trainer.state.model.state_dict())
+    for each in (trainer, plain):
+        each.fit()
+        each.close()
+
+    assert ["forward 2", "backward", "forward 2", "backward"] == strategy.calls
+    for one, other in zip(trainer.state.model.parameters(), plain.state.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_no_scaler_is_made_if_the_strategy_scales() -> None:
+    assert make(Strategy(), precision="amp_fp16").state.scaler is not None
+    assert make(Engine(), precision="amp_fp16").state.scaler is None
+
+
+def test_a_strategy_that_is_not_installed_names_its_package() -> None:
+    with pytest.raises(ValueError, match=r"got 'pipeline'\..* `pip install composer-pipeline`"):
+        make({"pipeline": {}})

@@ -14,7 +14,6 @@ from composer.trainer import Trainer
     [
         ("fsdp_config", "parallelism_config={'fsdp': {...}}"),
         ("fsdp_auto_wrap", "{'auto_wrap': ...}"),
-        ("deepspeed_config", "`{'fsdp': {'reshard_after_forward': False}}` for stage 2"),
         ("load_fsdp_monolith_rank0_only", "a full checkpoint"),
         ("grad_accum", "device_train_microbatch_size"),
         ("grad_clip_norm", "GradientClipping"),

@@ -484,6 +484,10 @@ def _strategy_of(arguments: Arguments) -> Strategy:
             or refuses algorithms; all are named.
     """
     config, sync = arguments.parallelism_config, arguments.ddp_sync_strategy
+    if arguments.deepspeed_config is not None:
+        if config is not None:
+            raise ValueError("`parallelism_config` and `deepspeed_config` exclude each other. Give one.")
+        config = arguments.deepspeed_config
     if isinstance(config, Strategy):
         name = type(config).__name__
         if sync is not None:
@@ -1047,10 +1051,10 @@ class RunSettings:
                     warnings.warn(f"{text} Pass {name}={steps}.", stacklevel=6)
 
     def set_scaler(self) -> None:
-        """Create a gradient scaler for fp16; remove it for other precisions."""
+        """Create a gradient scaler for fp16, unless the strategy has one; remove it for other precisions."""
         state = self.state
         state.scaler = None
-        if state.precision is Precision.AMP_FP16:
+        if state.precision is Precision.AMP_FP16 and not self.strategy.scales_losses:
             closure = any(needs_closure(optimizer) for optimizer in state.optimizers)
             kind = ClosureGradScaler if closure else torch.amp.GradScaler
             state.scaler = kind(state.device.torch_type)

@@ -13,6 +13,7 @@ import os
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import wraps
+from importlib.metadata import entry_points
 from numbers import Real
 from types import NoneType, SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, Protocol, SupportsIndex, TextIO, get_args
@@ -268,6 +269,20 @@ def _sync_strategy(name: str, value: Any) -> DDPSyncStrategy:
 def _parallelism(name: str, value: Any) -> ParallelismConfig | Strategy | None:
     if isinstance(value, type) and issubclass(value, Strategy):
         raise TypeError(f"`{name}` must be an object, got the class {value.__name__}. Write `{value.__name__}()`.")
+    if isinstance(value, Mapping) and len(value) == 1 and not value.keys() & {"fsdp", "fsdp2", "tp"}:
+        ((kind, config),) = value.items()
+        for point in entry_points(group="composer.strategies"):
+            if point.name == kind:
+                try:
+                    strategy: Strategy = point.load()(config)
+                except (OSError, TypeError, ValueError) as error:
+                    raise ValueError(f"`{name}` is wrong. {error}") from error
+                return strategy
+        raise ValueError(
+            f"`{name}` has the entries 'fsdp' and 'tp', or that of an installed strategy, got {kind!r}. Arguments of "
+            f"sharding go inside: `{{'fsdp': {{'state_dict_type': 'sharded'}}}}`. A strategy may need its package: "
+            f"`pip install composer-{kind}`."
+        )
     return value if isinstance(value, Strategy) else ParallelismConfig.of(value)
 
 
@@ -466,6 +481,7 @@ RunDevice = Annotated[str | torch.device | Device, lambda _, value: get_device(v
 RunPrecision = Annotated[str | int | torch.dtype | Precision, _precision]
 Settings = Annotated[dict[str, Any], _settings]
 CompileConfig = Annotated[dict[str, Any], _compile_config]
+DeepSpeedConfig = Annotated[dict[str, Any] | str, lambda name, value: _parallelism(name, {"deepspeed": value})]
 Parallelism = Annotated[dict[str, Any] | ParallelismConfig | Strategy, _parallelism]
 SyncStrategy = Annotated[str | DDPSyncStrategy, _sync_strategy]
 MicrobatchSize = Annotated[SupportsIndex | float | str, _microbatch_size]

@@ -19,8 +19,6 @@ REMOVED_ARGUMENTS = {
     "fsdp_auto_wrap": "Write `parallelism_config={'fsdp': {'auto_wrap': ...}}`.",
     "load_fsdp_monolith_rank0_only": "Write `parallelism_config={'fsdp': {...}}` and `load_path=...`: the ranks keep "
     "only what they need of a full checkpoint.",
-    "deepspeed_config": "Write `parallelism_config={'fsdp': {}}`, which shards parameters, gradients and optimizer "
-    "states as ZeRO stage 3 does, or `{'fsdp': {'reshard_after_forward': False}}` for stage 2.",
     "grad_accum": _MICROBATCH,
     "grad_clip_norm": _CLIPPING,
     "validate_every_n_epochs": f"Write `eval_interval='...ep'`. {_NEVER}",

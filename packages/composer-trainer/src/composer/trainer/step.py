@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -67,6 +68,8 @@ class BatchTrainer:
         self._scaling = False
         self._closure_optimizer: int | None = None
         self._begin_turn: Callable[[int], object] | None = None
+        self._forward: Callable[[Any, Any], Any] | None = None  # None: the model is called
+        self._compute_gradients: Callable[[torch.Tensor], object] | None = None  # None: by torch
         # The optimizers that step with the gradients of the current pass.
         self._pass_optimizers: Sequence[torch.optim.Optimizer] = ()
         self._mean_count: Count | None = None  # the terms of the batch averaged over ranks, once exchanged
@@ -87,7 +90,11 @@ class BatchTrainer:
         self._average_after = self._is_distributed and not self.strategy.averages_in_backward
         self._optimizers = state.optimizers  # this list stays the same object when its contents are replaced
         self._to_device = state.device.batch_to_device
-        self._scaling = state.precision is Precision.AMP_FP16
+        strategy, kind = self.strategy, type(self.strategy)
+        self._scaling = state.precision is Precision.AMP_FP16 and not strategy.scales_losses
+        self._forward = None if kind.forward is Strategy.forward else strategy.forward
+        plain = kind.backward is Strategy.backward and not self._scaling
+        self._compute_gradients = None if plain else self._backward
         # The optimizer that runs the passes itself; the others step with the gradients of its last pass.
         self._closure_optimizer = next((i for i, each in enumerate(state.optimizers) if needs_closure(each)), None)
         self._begin_turn, self._pass_optimizers = getattr(self.model, "begin_turn", None), state.optimizers
@@ -243,15 +250,15 @@ class BatchTrainer:
         original = batch
         if metrics is not None and isinstance(batch, (dict, list)):
             original = batch.copy()  # algorithms replace entries of the batch; the copy still has the old ones
-        loss = self.driver.compute_loss(batch, self.model, state.model)
-        self.driver.backward(loss, weight, self._scaled_backward if self._scaling else None)
+        forward = state.model if self._forward is None else partial(self._forward, state.model)
+        loss = self.driver.compute_loss(batch, self.model, forward)
+        self.driver.backward(loss, weight, self._compute_gradients)
         if metrics is not None:
             metrics.collect(original, state.outputs, len(self._microbatches) == 1)
 
-    def _scaled_backward(self, total: torch.Tensor) -> None:
+    def _backward(self, total: torch.Tensor) -> None:
         scaler = self.state.scaler
-        total = total if scaler is None else scaler.scale(total)
-        total.backward(create_graph=self.driver.create_graph)  # type: ignore[no-untyped-call]
+        self.strategy.backward(total if scaler is None else scaler.scale(total), self.driver.create_graph)
 
     def _average(self, counts: Sequence[Count]) -> Count:
         """Return the terms of the loss that weigh microbatches, averaged over ranks; exchanged once per batch.

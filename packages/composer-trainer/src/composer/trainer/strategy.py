@@ -47,11 +47,14 @@ class Strategy:
             microbatch size `"auto"` is refused.
         averages_in_backward: Gradients are averaged during the backward pass. `average_gradients` is then only called
             in the search for a microbatch size, whose passes have `sync=False`.
+        scales_losses: With the precision `amp_fp16`, `backward` scales losses and the optimizer unscales gradients;
+            otherwise the Trainer has a gradient scaler for that.
     """
 
     world_size: int = 1
     collective_forward: bool = False
     averages_in_backward: bool = False
+    scales_losses: bool = False
 
     # ---- at construction ----
 
@@ -131,6 +134,24 @@ class Strategy:
             The context; None if none is needed.
         """
         return None
+
+    def forward(self, model: torch.nn.Module, batch: Any) -> Any:
+        """Compute the outputs of a microbatch for training.
+
+        Args:
+            model: What `wrap` has returned.
+            batch: The microbatch, on the device.
+        """
+        return model(batch)
+
+    def backward(self, loss: torch.Tensor, create_graph: bool) -> None:
+        """Compute the gradients of a microbatch.
+
+        Args:
+            loss: The loss, multiplied by the share of the microbatch in the mean over all ranks.
+            create_graph: An algorithm differentiates the gradients.
+        """
+        loss.backward(create_graph=create_graph)  # type: ignore[no-untyped-call]
 
     def average_gradients(self) -> None:
         """Average the gradients of this rank's passes over all ranks, in place.

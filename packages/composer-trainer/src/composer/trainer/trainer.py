@@ -31,6 +31,7 @@ from composer.trainer.options import (
     ClassNames,
     CompileConfig,
     ConsoleInterval,
+    DeepSpeedConfig,
     Duration,
     EvalInterval,
     FileName,
@@ -153,7 +154,9 @@ class Trainer(TrainerParts):
             leaves parameters unused, after the last one if optimizers take turns, else once per batch.
         parallelism_config: Shard the model among ranks: `{"fsdp": {...}, "tp": {...}}` with arguments of `FSDPConfig`
             and `TPConfig`, or a `ParallelismConfig`; None: every rank has a full copy. Or a strategy of your own: an
-            object of a class derived from `composer.trainer.RankStrategy`.
+            object of a class derived from `composer.trainer.RankStrategy`; or one of an installed package by its name
+            in the entry points `composer.strategies`, such as `{"deepspeed": {...}}`.
+        deepspeed_config: The same as `parallelism_config={"deepspeed": deepspeed_config}`, as in earlier programs.
         profiler: A `composer.profiler.Profiler`. It slows down the batches that it profiles, and cannot be used with
             the microbatch size `"auto"`.
         python_log_level: Show the library's log records of at least this level (`"info"`, `"debug"`).
@@ -271,6 +274,7 @@ class Trainer(TrainerParts):
         dist_timeout: Positive = 300.0,
         ddp_sync_strategy: SyncStrategy | None = None,
         parallelism_config: Parallelism | None = None,
+        deepspeed_config: DeepSpeedConfig | None = None,
         profiler: Profiler | None = None,
         python_log_level: LogLevel | None = None,
         compile_config: CompileConfig | None = None,
