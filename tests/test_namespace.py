@@ -12,6 +12,7 @@ from textwrap import dedent
 
 import pytest
 
+from composer import algorithms
 from tools import wheelhouse
 from tools.environment import share_bytecode
 from tools.tiny_tree import Tree
@@ -194,3 +195,9 @@ def test_importing_composer_reads_no_entry_points_and_imports_none_of_the_heavy_
     )
 
     assert (run.returncode, run.stdout.strip()) == (0, ""), run.stderr
+
+
+def test_a_name_that_is_nearly_right_is_answered_by_the_right_one() -> None:
+    with pytest.raises(ModuleNotFoundError, match=r"has no `Mixup`\. Did you mean `MixUp`\?"):
+        from composer.algorithms import Mixup  # type: ignore[attr-defined]
+    assert not hasattr(algorithms, "Mixup")

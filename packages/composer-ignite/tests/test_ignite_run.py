@@ -474,7 +474,7 @@ def test_what_ignite_cannot_do_is_refused() -> None:
 
 def test_everything_that_is_wrong_is_told_at_once() -> None:
     net, none = layers(), None
-    with pytest.raises(ConflictError, match=r"(?s)4 problems.*`loss` must.*`max_duration` .*'fp7'.*`Resizing` changes"):
+    with pytest.raises(ConflictError, match=r"(?s)4 problems.*`loss` must.*'fp7'.*`max_duration` .*`Resizing` changes"):
         IgniteRun(net, Resizing(), optimizer=sgd(net), max_duration=none, precision="fp7")  # type: ignore[arg-type]
     with pytest.raises(ConflictError, match=r"(?s)2 problems.*got 'apex'.*`SAM` wraps the optimizer"):
         Training(SAM(), {"amp_mode": "apex", "scaler": True})

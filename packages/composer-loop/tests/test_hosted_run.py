@@ -922,3 +922,46 @@ def test_a_data_set_is_not_a_loader() -> None:
 def test_schedules_of_composer_must_be_compiled_first() -> None:
     with pytest.raises(TypeError, match=r"`schedulers` must have a method `step`.*compile_composer_scheduler"):
         make(schedulers=lambda state, ssr=1.0: 1.0)
+
+
+def test_two_runs_in_turns_equal_each_alone() -> None:
+    def made(seed: int) -> HostedRun:
+        return make(network(0.5), seed=seed, max_duration="1ep")
+
+    alone = [train(made(seed)) for seed in (1, 2)]
+    runs = [made(seed) for seed in (1, 2)]
+    before = torch.get_rng_state()
+    for run in runs:
+        run.begin_fit()
+    for pair in itertools.zip_longest(*(run.epoch() for run in runs)):
+        losses = [run.loss(batch) for run, batch in zip(runs, pair, strict=True)]
+        for run, loss in zip(runs, losses, strict=True):
+            run.backward(loss)
+            run.step()
+    for run in runs:
+        run.end_fit()
+
+    deep_compare(alone, [run.model.state_dict() for run in runs])
+    assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"loss": torch.nn.CrossEntropyLoss()},
+            r"must take the outputs and the batch, got CrossEntropyLoss\(\) of torch",
+        ),
+        ({"loss": cross_entropy}, "must take the outputs and the batch, got cross_entropy of torch"),
+        ({"optimizers": torch.optim.SGD}, r"must be optimizers, got SGD\. Make one of the model's parameters"),
+        (
+            {"schedulers": torch.optim.lr_scheduler.StepLR},
+            r"must be objects, got the class StepLR\. Write `StepLR\(\.\.\.\)`",
+        ),
+        ({"max_duration": None}, "`max_duration` must be given, got None"),
+        ({"max_duration": "0ep"}, "must be above 0, got '0ep': nothing would be trained"),
+    ],
+)
+def test_what_people_try_first_is_answered(options: dict[str, Any], message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        make(**options)

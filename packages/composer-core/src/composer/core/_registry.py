@@ -6,6 +6,7 @@ import json
 import sys
 import warnings
 from collections.abc import Callable, Mapping
+from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
 from opcode import opmap
@@ -78,6 +79,10 @@ def load(group: str, name: str, missing: type[ImportError | AttributeError] = Mo
         raise missing(
             f"`{group}.{name}` is part of `{distribution}`, which is not installed. Run `pip install {distribution}`."
         )
+    names = {each.lower(): each for each in (*points(group), *_catalog().get(group, {}))}
+    near = get_close_matches(name.lower(), names, 1, 0.8)
+    if near and not name.startswith("_"):
+        raise missing(f"`{group}` has no `{name}`. Did you mean `{names[near[0]]}`?")
     installed = ", ".join(sorted(points(group))) or "none"
     raise AttributeError(
         f"`{group}` has no `{name}`: no installed package provides it. Installed names: {installed}. "

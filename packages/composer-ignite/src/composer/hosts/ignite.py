@@ -103,8 +103,8 @@ class IgniteRun:
         seed: int = 0,
     ) -> None:
         problems = list(refusals.missing_loss(model, loss))
-        required: dict[str, Any] = {"optimizer": optimizer, "max_duration": max_duration}
-        problems += [f"`{name}` must be given, got None." for name, value in required.items() if value is None]
+        if optimizer is None:
+            problems.append("`optimizer` must be given, got None.")
         is_known = not any(refusals.failures(lambda: Precision(precision)))  # the run refuses what is unknown
         if is_known and Precision(precision) is Precision.AMP_FP16:
             problems.append(

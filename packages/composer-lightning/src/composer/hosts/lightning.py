@@ -180,7 +180,7 @@ class ComposeCallback(pl.Callback):
             run = HostedRun(
                 pl_module,
                 self._algorithms,
-                max_duration=skin.duration(trainer.max_steps, max(trainer.max_epochs or 0, 0)),  # -1: endless
+                max_duration=skin.duration(trainer.max_steps, max(trainer.max_epochs or 0, 1)),  # less is a problem
                 forward=self._forward,
                 loss=self._loss,
                 hooks=_HOOKS,
@@ -317,6 +317,10 @@ class ComposeCallback(pl.Callback):
         if self._has_run_of(pl_module):
             checkpoint[_KEY] = {**self._run().state_dict(), "before": self._before}
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return the names of the algorithms: Lightning warns of a checkpoint that is resumed without this callback."""
+        return {"algorithms": [type(each).__name__ for each in self._algorithms]}
+
     def on_load_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: Any) -> None:
         if _KEY in checkpoint and trainer.state.fn == "fit":
             self._run().load_state_dict(checkpoint[_KEY])
@@ -364,8 +368,6 @@ def _problems(trainer: pl.Trainer, module: pl.LightningModule) -> Iterator[str]:
         yield f"`strategy` must be a single device or DDP, got {kind}. Use the `Trainer` of composer."
     if trainer.max_steps <= 0 and (trainer.max_epochs or 0) <= 0:
         yield "`max_epochs` or `max_steps` must be set, since algorithms act at fractions of the run."
-    if sum(isinstance(callback, ComposeCallback) for callback in callbacks) > 1:
-        yield "`callbacks` must have one `ComposeCallback`, got several. Pass all algorithms to one."
     for callback in callbacks:
         name = f"`{type(callback).__name__}`"
         if isinstance(callback, StochasticWeightAveraging):

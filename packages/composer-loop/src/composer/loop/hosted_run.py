@@ -5,10 +5,11 @@ from __future__ import annotations
 import operator
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any, SupportsIndex
+from typing import Any, ClassVar, SupportsIndex
 
 import torch
 
@@ -82,8 +83,8 @@ class HostedRun:
 
     Training has a random state of its own, which starts with `seed`, is saved, and replaces the global one from the
     first batch of an epoch to its end, except during evaluations. So neither evaluations nor random draws between
-    epochs change a run. Draws in the body of the loop do: call `pause` before them. One run at a time trains in a
-    process.
+    epochs change a run. Draws in the body of the loop do: call `pause` before them. Several runs may train in turns,
+    each with its own random numbers.
 
     Several batches of the loader may make one step (`accumulate`). Events of the loader (BEFORE_DATALOADER,
     AFTER_DATALOADER) then occur for each of them, those of a batch once per step. An algorithm that draws or chooses
@@ -650,6 +651,7 @@ class HostedRun:
         """
         self._require_phases()
         self._require("backward", _LOSS, hint="Call `loss` first.")
+        self._random.enter()
         if backward is None and self.state.precision is Precision.AMP_FP16:
             raise RuntimeError(
                 "`precision` must not be 'amp_fp16' without a `backward` that scales the loss. Use 'amp_bf16'. Or pass "
@@ -688,6 +690,7 @@ class HostedRun:
         """
         self._require_phases()
         self._require("step", _GRADIENTS, hint="Call `loss` and `backward` first.")
+        self._random.enter()
         if not self._is_watching_optimizers:
             self._is_watching_optimizers = True
             for optimizer in self.state.optimizers:
@@ -1119,7 +1122,7 @@ class _WithLoss(ComposerModel):
     def __init__(self, network: torch.nn.Module, forward: Callable[[Any, Any], Any], loss: Callable[..., Any]) -> None:
         super().__init__()
         self.network, self.call = network, forward
-        self.loss = loss  # type: ignore[method-assign]  # unwrapped: algorithms read the signature
+        vars(self)["loss"] = loss  # unwrapped: algorithms read the signature
 
     def forward(self, batch: Any) -> Any:
         return self.call(self.network, batch)
@@ -1154,6 +1157,8 @@ class _RandomStream:
         state: The run's state, with the seed and the model, whose device has a generator too.
     """
 
+    _entered: ClassVar[weakref.ref[_RandomStream] | None] = None
+
     def __init__(self, state: State) -> None:
         self._state, self._is_inside = state, False
         self._own: dict[str, torch.Tensor] = {}
@@ -1164,6 +1169,10 @@ class _RandomStream:
         """Make the global generators continue with the numbers of training."""
         if self._is_inside:
             return
+        other = None if _RandomStream._entered is None else _RandomStream._entered()
+        if other is not None:  # another run is in an epoch, too
+            other.leave()
+        _RandomStream._entered = weakref.ref(self)
         self._outer = self._read()
         for kind in self._outer.keys() - self._own.keys():
             seed = self._state.seed if self._seed is None else self._seed
@@ -1176,6 +1185,7 @@ class _RandomStream:
         if self._is_inside:
             self._own, self._is_inside = self._read(), False
             self.write(self._outer)
+            _RandomStream._entered = None
 
     __enter__, __exit__ = enter, leave
 
@@ -1216,7 +1226,11 @@ def _optimizer_problems(optimizers: Any, model: Any, loss: Any = None) -> Iterat
     seen: set[int] = set()
     for optimizer in ensure_tuple(optimizers):
         if not hasattr(optimizer, "param_groups"):
-            yield TypeError(f"`optimizers` must be optimizers, got {type(optimizer).__name__}.")
+            name = getattr(optimizer, "__name__", repr(optimizer))
+            yield TypeError(
+                f"`optimizers` must be optimizers, got {name}. Make one of the model's parameters: "
+                f"`torch.optim.SGD(model.parameters(), lr=0.1)`."
+            )
             continue
         own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         kind = type(optimizer).__name__

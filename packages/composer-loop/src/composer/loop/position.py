@@ -296,7 +296,8 @@ class LoaderPosition:
     def mark(self) -> None:
         """Note that the host begins to iterate the loader now, or return to where it began in this epoch.
 
-        The generators stay as they are if no batch of the epoch is left.
+        The generators stay as they are if no batch of the epoch is left, or if the loader has a state, which the host
+        restores.
         """
         now, position = self._state.timestamp, self._position
         self._host_iterates = True
@@ -304,7 +305,8 @@ class LoaderPosition:
             self._begin_position(self._state.dataloader, drawn=0)
             return
         is_known = position is not None and position.epoch == now.epochs and self._loader is self._state.dataloader
-        if is_known and (self._length is None or now.batches_in_epoch < self._length):
+        is_done = self._length is not None and now.batches_in_epoch >= self._length
+        if is_known and not is_done and not has_state(self._loader):
             assert position is not None
             set_states(self._loader, position.generators)
 

@@ -133,8 +133,25 @@ def argument_problems(
             if not isinstance(each, kind):
                 hint = " Pass it in `algorithms`." if isinstance(each, Algorithm) else ""
                 yield TypeError(f"`{name}` must be {name} of composer, got {type(each).__name__}.{hint}")
+    if "max_duration" in settings:  # `State` may have no length
+        duration = settings["max_duration"]
+        if duration is None:
+            yield "`max_duration` must be given, got None. Pass the length of the run, such as '2ep'."
+        elif duration in (0, "0ep", "0ba"):
+            yield f"`max_duration` must be above 0, got {duration!r}: nothing would be trained."
+    is_torch = getattr(loss, "__module__", "") in ("torch.nn.functional", "torch.nn.modules.loss")
+    if is_torch:
+        name = getattr(loss, "__name__", repr(loss))
+        yield TypeError(
+            f"`loss` must take the outputs and the batch, got {name} of torch, which takes targets. Write `loss=lambda "
+            f"outputs, batch: torch.nn.functional.cross_entropy(outputs, batch[1])`, for example."
+        )
     for each in ensure_tuple(schedulers):
-        if not hasattr(each, "step"):
+        if isinstance(each, type):
+            yield TypeError(
+                f"`schedulers` must be objects, got the class {each.__name__}. Write `{each.__name__}(...)`."
+            )
+        elif not hasattr(each, "step"):
             yield TypeError(
                 f"`schedulers` must have a method `step`, got {each!r}. For a schedule of `composer.optim` pass "
                 f"none, and add `run.state.schedulers = compile_composer_scheduler(schedule, run.state)`."
