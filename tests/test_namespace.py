@@ -199,5 +199,5 @@ def test_importing_composer_reads_no_entry_points_and_imports_none_of_the_heavy_
 
 def test_a_name_that_is_nearly_right_is_answered_by_the_right_one() -> None:
     with pytest.raises(ModuleNotFoundError, match=r"has no `Mixup`\. Did you mean `MixUp`\?"):
-        from composer.algorithms import Mixup  # type: ignore[attr-defined]
+        from composer.algorithms import Mixup  # type: ignore[attr-defined]  # noqa: F401
     assert not hasattr(algorithms, "Mixup")
