@@ -157,6 +157,7 @@ def whole_and_sharded(shape: tuple[int, ...]) -> tuple[dict[str, float], dict[st
     return norms_of(None), norms_of(shape)
 
 
+@pytest.mark.skipif(not hasattr(torch.cpu.Stream, "record_event"), reason="`fully_shard` of this torch needs a GPU")
 @pytest.mark.parametrize(("ranks", "shape"), [(2, (2,)), (4, (2, 2))])
 def test_sharded_parameters_have_the_norms_of_the_whole(ranks: int, shape: tuple[int, ...]) -> None:
     for whole, sharded in run_on_ranks(whole_and_sharded, ranks, shape):

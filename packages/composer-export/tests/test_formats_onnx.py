@@ -57,9 +57,13 @@ def test_text_of_any_length(text: Path, rows: int, length: int) -> None:
     assert_same(run(text, **batch)["logits"], expected(SimpleTransformerModel(), batch), depth=64)
 
 
-def test_sizes_that_vary_have_names(images: Path, text: Path) -> None:
+def test_sizes_that_vary_have_names(images: Path) -> None:
     assert [(i.name, i.shape) for i in session_of(images).get_inputs()] == [("input", ["batch", 3, 16, 16])]
     assert [(o.name, o.shape) for o in session_of(images).get_outputs()] == [("output", ["batch", 2])]
+
+
+@pytest.mark.skipif(not formats._exports_graphs(), reason="this torch names sizes of outputs after its operations")
+def test_two_sizes_that_vary_have_names(text: Path) -> None:
     assert [(o.name, o.shape) for o in session_of(text).get_outputs()] == [("logits", ["batch", "sequence", 32])]
 
 

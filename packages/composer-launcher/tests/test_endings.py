@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -63,10 +64,12 @@ def test_the_cause_is_reported_and_not_its_consequence(tmp_path: Path, capfd: py
 
 @pytest.fixture
 def interruptible() -> Iterator[None]:
-    """A shell starts jobs in the background with SIGINT ignored, which their processes inherit."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    """A shell starts jobs in the background with SIGINT ignored, `nohup` with SIGHUP, which their processes inherit."""
+    handlers: dict[int, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     yield
-    signal.signal(signal.SIGINT, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.mark.usefixtures("interruptible")

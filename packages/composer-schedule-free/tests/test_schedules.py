@@ -94,6 +94,7 @@ def test_a_falling_learning_rate_is_refused(name: str, replaced: bool, event: st
     assert str(before) == str(state.schedulers[0].state_dict())
 
 
+@pytest.mark.filterwarnings("ignore:The epoch parameter in `scheduler.step")  # older `SequentialLR` passes it
 @pytest.mark.parametrize("replaced", [False, True])
 @pytest.mark.parametrize("name", FINE)
 def test_another_schedule_is_followed(name: str, replaced: bool) -> None:

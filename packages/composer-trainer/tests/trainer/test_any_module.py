@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +136,9 @@ def test_a_checkpoint_loads_into_the_module(tmp_path: Path) -> None:
     deep_compare(weights(resumed), weights(whole))
 
 
-def test_a_module_that_is_compiled_already() -> None:
+def test_a_module_that_is_compiled_already(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The default compiler of older torch needs setuptools.
+    monkeypatch.setattr(torch.nn.Module, "compile", partialmethod(torch.nn.Module.compile, backend="eager"))
     compiled = torch.compile(network(), backend="eager")
     deep_compare(weights(trained(model=compiled, loss=F.cross_entropy)), weights(trained()))  # type: ignore[arg-type]
 
@@ -346,6 +349,7 @@ def test_the_log_names_the_commit_of_the_program(tmp_path: Path, monkeypatch: py
         return subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stdout.strip()
 
     monkeypatch.setattr(sys.modules["__main__"], "__file__", str(script), raising=False)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))  # temporary files may be in a repository
     assert _commit() is None
     user = ("-c", "user.name=a", "-c", "user.email=a@b.c")
     run("git", "init", "--quiet")

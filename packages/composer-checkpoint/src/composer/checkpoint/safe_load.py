@@ -198,7 +198,7 @@ def _refusal(file: IO[bytes], where: str, error: Exception) -> UnsafeCheckpointE
         )
     reason = str(error).rpartition("WeightsUnpickler error:")[2].strip().partition("\n")[0]
     return UnsafeCheckpointError(
-        f"The safe loading of torch, which is written for pickles of protocol 2 and fills no subclasses of lists and "
+        f"The safe loading of torch, which is written for pickles of protocol 2 and fills few containers but lists and "
         f"dicts, cannot read {where!r} ({reason}). Nothing was loaded. If you trust the file, load it with "
         f"`torch.load(path, weights_only=False)`, and save it again with plain values."
     )

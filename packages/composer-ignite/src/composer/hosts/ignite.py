@@ -386,7 +386,7 @@ def _problems(run: HostedRun, state: State) -> Iterator[str]:
             f"`epoch_length` must be a multiple of `gradient_accumulation_steps={run.accumulate}`, got {length}. "
             f"Ignite would make a step of the batches of two epochs."
         )
-    elif duration.unit is TimeUnit.BATCH and state.max_iters is None:
+    elif duration.unit is TimeUnit.BATCH and getattr(state, "max_iters", None) is None:  # older Ignite has none
         epochs = -(-duration.value * run.accumulate // length)
         if (state.max_epochs or 0) < epochs:
             yield f"`max_epochs` must be at least {epochs} to reach {str(duration)!r}, got {state.max_epochs}."

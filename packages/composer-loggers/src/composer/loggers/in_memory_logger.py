@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import datetime
+import warnings
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -135,8 +136,10 @@ class InMemoryLogger(LoggerDestination):
 
 def _array(column: list[Any]) -> np.ndarray:
     try:
-        return np.array(column)
-    except (TypeError, ValueError):  # tensors on another device, or lists of different lengths
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", FutureWarning)  # numpy 1.24 warns of tensors of different lengths
+            return np.array(column)
+    except (FutureWarning, TypeError, ValueError):  # tensors on another device, or lists of different lengths
         objects = np.empty(len(column), dtype=object)
         objects[:] = column
         return objects

@@ -73,6 +73,7 @@ def test_messages_do_not_show_a_password(
     assert [text for text in [shown, *texts] if "secret" in text] == []
 
 
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")  # what `save` of older torch causes itself
 @pytest.mark.filterwarnings("ignore:torch.distributed is (disabled|unavailable)")
 @pytest.mark.parametrize("remote", [False, True])
 def test_shards_of_another_trainer_are_found(

@@ -181,6 +181,7 @@ def warm_cosine(optimizer: torch.optim.Optimizer, steps: int) -> Any:
     return SequentialLR(optimizer, parts, milestones=[6])
 
 
+@pytest.mark.filterwarnings("ignore:The epoch parameter in `scheduler.step")  # older `SequentialLR` passes it
 @pytest.mark.parametrize("make", [linear, constant, warm_cosine, lambda _, steps: LinearScheduler(alpha_f=steps / 20)])
 def test_a_changed_schedule_continues_as_if_it_had_been_used_from_the_start(tmp_path: Path, make: Any) -> None:
     def program(launch: Launch, steps: int, rate: float) -> None:

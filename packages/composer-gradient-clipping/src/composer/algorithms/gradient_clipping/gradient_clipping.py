@@ -69,8 +69,8 @@ def apply_gradient_clipping(
     parameters = _parameters(model)
     special = _find_special(model)
     if clipping_type == "norm":
-        for weight in special:
-            _values_of(weight)  # sums duplicate entries, which belong to one element
+        if special:
+            parameters = [_dense_part(weight) if _is_sparse(weight) else weight for weight in _each(parameters)]
         torch.nn.utils.clip_grad_norm_(parameters, max_norm=clipping_threshold)
     elif clipping_type == "value":
         _clip_special_values(special, clipping_threshold)
@@ -229,6 +229,14 @@ def _values_of(weight: torch.Tensor) -> torch.Tensor:
         return weight.grad
     weight.grad = weight.grad.coalesce()
     return weight.grad._values()
+
+
+def _dense_part(weight: torch.Tensor) -> torch.Tensor:
+    """Return a tensor whose gradient holds the values of a sparse one: not every torch has norms of sparse tensors."""
+    values = _values_of(weight)
+    part = values.detach()
+    part.grad = values
+    return part
 
 
 def _units_of(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
