@@ -103,8 +103,8 @@ class IgniteRun:
         seed: int = 0,
     ) -> None:
         problems = list(refusals.missing_loss(model, loss))
-        if optimizer is None:
-            problems.append("`optimizer` must be given, got None.")
+        if not hasattr(optimizer, "param_groups"):
+            problems.append(f"`optimizer` must be given, got {optimizer}.")
         is_known = not any(refusals.failures(lambda: Precision(precision)))  # the run refuses what is unknown
         if is_known and Precision(precision) is Precision.AMP_FP16:
             problems.append(
