@@ -46,8 +46,8 @@ def test_the_imports_of_the_readme_are_those_of_its_first_programs() -> None:
 
     assert {"import torch", "from composer import Trainer"} < set(lines)
     assert any(line.startswith("from composer.algorithms import") for line in lines)
-    assert loaded("\n".join(lines), ["composer.trainer.trainer", "composer.algorithms.blurpool.blurpool"]) == (
-        "composer.algorithms.blurpool.blurpool composer.trainer.trainer"
+    assert loaded("\n".join(lines), ["composer.trainer.trainer", "composer.algorithms.mixup.mixup"]) == (
+        "composer.algorithms.mixup.mixup composer.trainer.trainer"
     )
 
 

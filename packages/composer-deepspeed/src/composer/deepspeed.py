@@ -15,15 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import deepspeed
 import torch
-from deepspeed.accelerator import get_accelerator
-from deepspeed.utils import (
-    lazy_init_hp_params_optimizer_state,
-    safe_get_full_fp32_param,
-    safe_get_full_optimizer_state,
-    safe_set_full_optimizer_state,
-)
 
 from composer.core import Algorithm, Precision, State, effects
 from composer.devices import Device
@@ -107,6 +99,8 @@ class DeepSpeed(RankStrategy):
         Raises:
             ValueError: DeepSpeed works on another kind of device.
         """
+        from deepspeed.accelerator import get_accelerator  # DeepSpeed takes seconds to import, and prints what it finds
+
         ours, theirs = device.torch_type, get_accelerator().device_name().partition(":")[0]
         if ours != theirs:
             raise ValueError(
@@ -201,6 +195,8 @@ class DeepSpeed(RankStrategy):
 
     def wrap(self, model: torch.nn.Module, algorithms: Iterable[Algorithm]) -> torch.nn.Module:
         """Hand the model and its optimizer to an engine of DeepSpeed; return the model."""
+        import deepspeed
+
         model = super().wrap(model, algorithms)
         (optimizer,) = self._state.optimizers
         groups = [[*group["params"]] for group in optimizer.param_groups]
@@ -220,6 +216,9 @@ class DeepSpeed(RankStrategy):
 
     def _gather(self, model: torch.nn.Module, found: dict[str, Any], prefix: str, metadata: Any) -> None:
         """Replace weights in shards, and those of half precision, by whole ones in fp32. A collective operation."""
+        import deepspeed
+        from deepspeed.utils import safe_get_full_fp32_param
+
         for name, parameter in model.named_parameters():
             if prefix + name not in found:
                 continue
@@ -278,6 +277,8 @@ class _ZeroOptimizer(torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the whole tensors, in torch's form. All ranks gather them together."""
+        from deepspeed.utils import safe_get_full_optimizer_state
+
         states: dict[int, dict[str, Any]] = {}
         numbers: list[list[int]] = []
         for parameters, shards in zip(self._parameters, self._shards(), strict=True):
@@ -304,6 +305,8 @@ class _ZeroOptimizer(torch.optim.Optimizer):
         Args:
             loaded: The states by parameter of the model.
         """
+        from deepspeed.utils import lazy_init_hp_params_optimizer_state, safe_set_full_optimizer_state
+
         for parameters, shards in zip(self._parameters, self._shards(), strict=True):
             example = next((loaded[each] for each in parameters if loaded.get(each)), None)
             if example is None:
