@@ -137,6 +137,7 @@ class Engine(Strategy):
         loss.backward(create_graph=create_graph)  # type: ignore[no-untyped-call]
 
 
+@pytest.mark.usefixtures("group_of_one")
 def test_a_strategy_may_run_the_passes() -> None:
     strategy = Engine()
     trainer, plain = make(strategy, device_train_microbatch_size=2), make(None, device_train_microbatch_size=2)
@@ -150,6 +151,7 @@ def test_a_strategy_may_run_the_passes() -> None:
         assert torch.equal(one, other)
 
 
+@pytest.mark.usefixtures("group_of_one")
 def test_no_scaler_is_made_if_the_strategy_scales() -> None:
     assert make(Strategy(), precision="amp_fp16").state.scaler is not None
     assert make(Engine(), precision="amp_fp16").state.scaler is None
