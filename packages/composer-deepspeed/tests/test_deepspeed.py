@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,9 @@ from composer.algorithms.label_smoothing import LabelSmoothing
 from composer.algorithms.mixup import MixUp
 from composer.algorithms.sam import SAM
 from composer.checkpoint import read_checkpoint
-from composer.core import Algorithm
+from composer.core import Algorithm, Callback, State
 from composer.deepspeed import DeepSpeed
+from composer.loggers import Logger
 from composer.optim import LinearWithWarmupScheduler
 from composer.testing import deep_compare, run_on_ranks
 from composer.trainer import Trainer
@@ -85,6 +86,14 @@ def train(*args: Any, save: str | None = None, **options: Any) -> Weights:
         return {name: tensor.clone() for name, tensor in trainer.state.get_model_state_dict().items()}
 
 
+class Death(Callback):
+    """Ends the run as a crash does."""
+
+    def batch_start(self, state: State, logger: Logger) -> None:
+        if state.timestamp.batch == 5:
+            raise InterruptedError
+
+
 def methods() -> tuple[Algorithm, ...]:
     return LabelSmoothing(0.1), MixUp(alpha=0.2), EMA(half_life="2ba")
 
@@ -106,8 +115,16 @@ def run_all(folder: str) -> dict[str, Weights]:
     found["bf16"] = train("AdamW", config(2), precision="amp_bf16")
     found["bf16, DDP"] = train("AdamW", None, precision="amp_bf16")
     found["bf16 weights"] = train("AdamW", config(1, bf16={"enabled": True}), precision="amp_bf16")
+    saves = {"save_folder": folder, "run_name": "killed", "save_interval": "1ba", "autoresume": True}
+    with closing(make_trainer("AdamW", config(3), callbacks=Death(), **saves)) as trainer, suppress(InterruptedError):
+        trainer.fit()
+    found["killed"] = train("AdamW", config(3), **saves)
     clipped = config(2, gradient_clipping=0.1)
     found["clipped"] = train("SGD", clipped)
+    trainer = make_trainer("AdamW", config(3))
+    trainer.close()
+    with pytest.raises(RuntimeError, match="are in shards, which only the `Trainer` could gather, and it is closed"):
+        trainer.state.model.state_dict()
     found["clipped, DDP"] = train("SGD", None, (GradientClipping("norm", 0.1),))
     return found
 
@@ -142,6 +159,10 @@ def test_two_ranks_in_two_stages_train_as_one_process(
 @pytest.mark.parametrize("stage", STAGES)
 def test_states_in_host_memory_change_nothing(found: tuple[dict[str, Weights], Path], stage: int) -> None:
     assert_close(found[0][f"offload {stage}"], train("AdamW"))
+
+
+def test_a_run_that_died_goes_on_by_itself(found: tuple[dict[str, Weights], Path]) -> None:
+    assert_close(found[0]["killed"], train("AdamW"))
 
 
 @pytest.mark.parametrize("name", ["methods", "bf16", "clipped"])
@@ -204,8 +225,12 @@ def test_a_configuration_may_be_a_file(tmp_path: Path) -> None:
             r"`precision` is 'fp32', but .*'fp16': \{'enabled': True",
         ),
         ({"parallelism": config(1, bf16={"enabled": True})}, r"`precision` is 'fp32', but .*'bf16'"),
-        ({"parallelism": config(1, train_batch_size=8)}, r"'train_batch_size' follows .* which is 16 here, got 8"),
-        ({"parallelism": config(1, gradient_accumulation_steps=2)}, r"which is 1 here, got 2"),
+        ({"parallelism": config(1, train_batch_size=8)}, r"'train_batch_size' follows .* and is 16, got 8"),
+        ({"parallelism": config(1, gradient_accumulation_steps=2)}, r"and is 1, got 2"),
+        (
+            {"deepspeed_config": config(1)["deepspeed"]},
+            "`parallelism_config` and `deepspeed_config` exclude each other",
+        ),
     ],
 )
 def test_what_contradicts_is_refused(options: dict[str, Any], message: str) -> None:

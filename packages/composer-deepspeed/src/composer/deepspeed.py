@@ -8,6 +8,7 @@ ranks, and a run without DeepSpeed can load them.
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
@@ -40,6 +41,7 @@ _OF_THE_TRAINER = {
     "scheduler": "Give schedulers to the `Trainer`: `schedulers=...`.",
     "amp": "Write `precision='amp_fp16'` or 'amp_bf16'.",
 }
+_SIZES = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 _DEFAULTS = {
     "gradient_clipping": 0.0,  # DeepSpeed itself clips to 1 if nothing is said
     "steps_per_print": None,
@@ -167,30 +169,23 @@ class DeepSpeed(RankStrategy):
         """Compare the sizes of batches with the configuration.
 
         Raises:
-            ValueError: They differ, or the size of a batch is not known.
+            ValueError: They differ, or cannot be compared yet.
         """
-        size = getattr(state.train_dataloader, "batch_size", None)
-        micro = state.device_train_microbatch_size
+        size, micro = getattr(state.train_dataloader, "batch_size", None), state.device_train_microbatch_size
         micro = size if micro is None else micro
-        known = (
-            {}
-            if size is None or micro is None
-            else {
-                "train_batch_size": size * self.world_size,
-                "train_micro_batch_size_per_gpu": micro,
-                "gradient_accumulation_steps": -(-size // micro),
-            }
-        )
-        for key in ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"):
+        known: dict[str, Any] = dict.fromkeys(_SIZES)  # None: the loader has no size, or comes with `fit`
+        if size is not None and micro is not None:
+            known = dict(zip(_SIZES, (size * self.world_size, micro, -(-size // micro)), strict=True))
+        for key, expected in known.items():
             own = self._config.pop(key, "auto")
-            if own not in ("auto", known.get(key)):
-                expected = f"which is {known[key]} here" if key in known else "but gives it to `fit`"
+            if own not in ("auto", expected):
+                here = "is not known yet" if expected is None else f"is {expected}"
                 raise ValueError(
-                    f"{key!r} follows from the loader and `device_train_microbatch_size` of the `Trainer`, {expected}, "
+                    f"{key!r} follows from the loader and `device_train_microbatch_size` of the `Trainer`, and {here}, "
                     f"got {own!r}. Leave it out, or write 'auto'."
                 )
         # The loop counts batches and weighs microbatches itself, however many there are.
-        self._config |= {"train_micro_batch_size_per_gpu": int(known.get("train_micro_batch_size_per_gpu", 1))}
+        self._config |= {"train_micro_batch_size_per_gpu": int(known["train_micro_batch_size_per_gpu"] or 1)}
         self._config |= {"gradient_accumulation_steps": 1, "managed_gradient_accumulation": False}
 
     def wrap(self, model: torch.nn.Module, algorithms: Iterable[Algorithm]) -> torch.nn.Module:
@@ -219,6 +214,11 @@ class DeepSpeed(RankStrategy):
         import deepspeed
         from deepspeed.utils import safe_get_full_fp32_param
 
+        if self._engine is None and self._stage == 3:
+            raise RuntimeError(
+                "The weights of the model are in shards, which only the `Trainer` could gather, and it is closed. Call "
+                "`trainer.save_checkpoint(...)` or `model.state_dict()` on all ranks before `trainer.close()`."
+            )
         for name, parameter in model.named_parameters():
             if prefix + name not in found:
                 continue
@@ -227,7 +227,7 @@ class DeepSpeed(RankStrategy):
                     found[prefix + name] = parameter.detach().clone()
             elif self._stage == 3:
                 found[prefix + name] = safe_get_full_fp32_param(parameter)
-            elif parameter.requires_grad and parameter.dtype is not torch.float32:
+            elif self._engine is not None and parameter.requires_grad and parameter.dtype is not torch.float32:
                 whole = safe_get_full_fp32_param(parameter)
                 if torch.equal(whole.to(parameter.dtype), parameter):  # otherwise an average is in the model
                     found[prefix + name] = whole
@@ -245,6 +245,7 @@ class DeepSpeed(RankStrategy):
     def close(self) -> None:
         if self._engine is not None:
             self._engine.destroy()
+            self._engine = None
         super().close()
 
 
@@ -280,23 +281,19 @@ class _ZeroOptimizer(torch.optim.Optimizer):
         from deepspeed.utils import safe_get_full_optimizer_state
 
         states: dict[int, dict[str, Any]] = {}
-        numbers: list[list[int]] = []
-        for parameters, shards in zip(self._parameters, self._shards(), strict=True):
-            numbers.append([])
+        groups, numbers = [], itertools.count()
+        for group, parameters, shards in zip(self.param_groups, self._parameters, self._shards(), strict=True):
+            indices = [next(numbers) for _ in parameters]
+            groups.append({**group, "params": indices})
             own: Mapping[str, Any] = next((self.base_optimizer.state[each] for each in shards), {})
-            for parameter in parameters:
-                numbers[-1].append(sum(map(len, numbers[:-1])) + len(numbers[-1]))
+            for index, parameter in zip(indices, parameters, strict=True):
                 if own and parameter.requires_grad:
-                    states[numbers[-1][-1]] = {
+                    states[index] = {
                         key: safe_get_full_optimizer_state(parameter, key)
                         if _is_divided(value)
                         else copy.deepcopy(value)
                         for key, value in own.items()
                     }
-        groups = [
-            {key: value for key, value in group.items() if key != "params"} | {"params": indices}
-            for group, indices in zip(self.param_groups, numbers, strict=True)
-        ]
         return {"state": states, "param_groups": groups}
 
     def restore(self, loaded: Mapping[torch.Tensor, Mapping[str, Any]]) -> None:

@@ -139,8 +139,7 @@ def argument_problems(
             yield "`max_duration` must be given, got None. Pass the length of the run, such as '2ep'."
         elif duration in (0, "0ep", "0ba"):
             yield f"`max_duration` must be above 0, got {duration!r}: nothing would be trained."
-    is_torch = getattr(loss, "__module__", "") in ("torch.nn.functional", "torch.nn.modules.loss")
-    if is_torch:
+    if getattr(loss, "__module__", "") in ("torch.nn.functional", "torch.nn.modules.loss"):
         name = getattr(loss, "__name__", repr(loss))
         yield TypeError(
             f"`loss` must take the outputs and the batch, got {name} of torch, which takes targets. Write `loss=lambda "
