@@ -16,7 +16,9 @@ import pytest
 import torch
 from tiny_tasks import Points, network, tiny
 
-from composer.core import Callback
+from composer.algorithms.label_smoothing import LabelSmoothing
+from composer.algorithms.muon import Muon
+from composer.core import Algorithm, Callback
 from composer.datasets.device_loader import DeviceLoader
 from composer.evidence import Incomplete, Ledger, Runner, RunResult, RunSpec, Variant, _preload, merge
 from composer.evidence.methods import TEACHER
@@ -274,6 +276,9 @@ class Tuned(AdamW):
     def callbacks(self) -> list[Callback]:
         return [Callback()]
 
+    def algorithms(self) -> list[Algorithm]:
+        return [Muon()]
+
 
 @dataclass(frozen=True)
 class Batched(Points):
@@ -282,10 +287,11 @@ class Batched(Points):
         return DeviceLoader(*self._part(0), batch_size, device=device, seed=seed), other
 
 
-def test_initialization_callbacks_and_batch_size_belong_to_the_settings() -> None:
+def test_initialization_callbacks_algorithms_and_batch_size_belong_to_the_settings() -> None:
     task, data = tiny(variants={"tuned": Variant(partial(network, 8), Tuned(lr=0.1), {})}), Batched()
     spec = RunSpec("tiny", "hash", "validation", "tuned", 8, settings={"initial": 0.25, "batch_size": 32})
-    with make_trainer(task, data, spec, []) as (trainer, train, _):
+    with make_trainer(task, data, spec, [LabelSmoothing()]) as (trainer, train, _):
+        assert [type(each) for each in trainer.state.algorithms] == [Muon, LabelSmoothing]
         assert all(bool((p == 0.25).all()) for p in trainer.state.model.parameters())
         assert any(type(callback) is Callback for callback in trainer.state.callbacks)
         assert (train.batch_size, str(trainer.state.max_duration)) == (32, "4ba")  # as many samples in fewer steps

@@ -273,7 +273,7 @@ def make_trainer(
         num_batches=num_batches,
         seed=spec.seed,
         device=spec.device,
-        algorithms=algorithms,
+        algorithms=[*getattr(training, "algorithms", list)(), *algorithms],
         precision=spec.precision,
         deterministic_mode=True,
         **others,

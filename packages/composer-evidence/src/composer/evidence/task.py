@@ -46,8 +46,9 @@ class Training(Protocol):
     """Optimization of a run: a frozen dataclass whose fields can be tuned, such as `composer.recipes.AdamW`.
 
     A class of your own may also have what else a practitioner tunes: `prepare(model)`, which is called with the new
-    network (another initialization), `callbacks()` (gradient clipping), and `batch_size`, which is then passed on to
-    the loaders. Runs with another batch size have as many more or fewer steps, so that all see the same samples.
+    network (another initialization), `callbacks()` (gradient clipping), `algorithms()` (what plain training has
+    already, such as Muon), and `batch_size`, which is then passed on to the loaders. Runs with another batch size have
+    as many more or fewer steps, so that all see the same samples.
     """
 
     def optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:

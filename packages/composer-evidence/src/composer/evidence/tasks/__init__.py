@@ -10,5 +10,6 @@ TASKS = {
     "shakespeare": "composer.evidence.tasks.text:shakespeare",
     "shakespeare_larger": "composer.evidence.tasks.text:shakespeare_larger",
     "python_help": "composer.evidence.tasks.text:python_help",
+    **{f"records_{size}": f"composer.evidence.tasks.text:records_{size}" for size in ("small", "medium", "large")},
 }
 """Name -> `module:function` that returns the task."""

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
-from composer.core import Callback, State
+from composer.algorithms.muon import Muon
+from composer.core import Algorithm, Callback, State
 from composer.datasets import CharTokenizer, build_text_dataloader
 from composer.devices import Device
 from composer.evidence.run import cache_folder, write_atomically
@@ -22,6 +23,7 @@ from composer.metrics import LanguageCrossEntropy
 from composer.models import ComposerModel, HuggingFaceModel, create_gpt2
 from composer.optim import ComposerScheduler
 from composer.recipes import AdamW, Metric, tiny_lm
+from composer.recipes.gpt_record import RecordGPT
 
 _PARTS = {"train": (0.0, 0.8), "validation": (0.8, 0.9), "test": (0.9, 1.0)}
 _GRID = {
@@ -82,6 +84,35 @@ class TextTraining(AdamW):
             return factor if float(elapsed) < self.warmup else self.final_lr + (1 - self.final_lr) * factor
 
         return multiplier
+
+
+@dataclass(frozen=True)
+class MuonTraining(TextTraining):
+    """Muon for the hidden matrices and AdamW for the other weights, the opponent of the public records.
+
+    Args:
+        initial_scale: Factor of the initial weights, in place of `initial_std`.
+        projection_std: Another factor, for the last matrix of each branch; not 0, since Hyperball keeps norms.
+        matrix_rate: The learning rate of the matrices, as a multiple of that of the other weights.
+        momentum: The momentum of Muon.
+    """
+
+    initial_scale: float = 1.0
+    projection_std: float = 0.5
+    matrix_rate: float = 1.0
+    momentum: float = 0.95
+
+    def prepare(self, model: torch.nn.Module) -> None:
+        """Scale the weights of a new network."""
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter.mul_(self.initial_scale)
+                if name.endswith(("attention_out.weight", "down.weight")):
+                    parameter.mul_(self.projection_std)
+
+    def algorithms(self) -> list[Algorithm]:
+        """Return Muon."""
+        return [Muon(lr=self.lr * self.matrix_rate, momentum=self.momentum)]
 
 
 @dataclass(frozen=True)
@@ -181,6 +212,11 @@ def rotary_positions(width: int, layers: int, heads: int, text: Text) -> Compose
     return model  # type: ignore[no-any-return]
 
 
+def record_gpt(width: int, layers: int, heads: int, text: Text) -> ComposerModel:
+    """Return the network of the public records; see `composer.recipes.gpt_record`."""
+    return RecordGPT(text.tokenizer.vocab_size, width, layers, heads, projection_std=1.0)
+
+
 def shakespeare() -> Task:
     """Return the task on characters, with variants of learned and of rotary positions."""
     sizes = (64, 2, 4)
@@ -236,3 +272,44 @@ def python_help() -> Task:
     """Return the task on a text for which nothing was tuned but the learning rate."""
     summary = "The GPT of 0.6 million weights on the characters of the help of Python; only the learning rate is tuned."
     return _larger("python_help", summary, load_topics, {"lr": _GRID["lr"]})
+
+
+def _records(size: str, width: int, layers: int, steps: int, batch_size: int) -> Task:
+    grid = {
+        "lr": Grid((4e-3, 8e-3)),
+        "matrix_rate": Grid((0.5, 1.0, 2.0)),
+        "warmup": Grid((0.05, 0.1, 0.3), low=0.01, high=0.9),
+        "initial_scale": Grid((0.5, 1.0, 2.0)),
+        "projection_std": Grid((0.1, 0.5), low=0.02, high=1.0),
+        "weight_decay": Grid((0.03, 0.1)),
+        "momentum": Grid((0.9, 0.95), high=0.99),
+        "final_lr": Grid((0.0, 0.1), high=0.5),
+    }
+    training = MuonTraining(lr=4e-3, weight_decay=0.1, beta2=0.99, warmup=0.1)
+    return Task(
+        name=f"records_{size}",
+        version=1,
+        summary=f"The GPT of the public records with {size} size on Tiny Shakespeare; plain is Muon with AdamW.",
+        data=partial(load, batch_size, 128),
+        variants={"muon": Variant(partial(record_gpt, width, layers, 4), training, grid)},
+        metric=Metric("LanguageCrossEntropy", "nats per character", higher_is_better=False),
+        steps=steps,
+        ladder=(0.7, 0.85, 1.0),
+        kind="tokens",
+        judges_regularizers=False,
+    )
+
+
+def records_small() -> Task:
+    """Return the smallest of three sizes on which the levers of the public records are measured: 0.1M weights."""
+    return _records("small", 64, 2, 600, 16)
+
+
+def records_medium() -> Task:
+    """Return the middle size: 0.6M weights, 1,500 steps."""
+    return _records("medium", 128, 3, 1_500, 8)
+
+
+def records_large() -> Task:
+    """Return the largest size: 0.9M weights, 3,000 steps."""
+    return _records("large", 160, 3, 3_000, 8)
