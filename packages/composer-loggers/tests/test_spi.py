@@ -300,7 +300,6 @@ def test_nothing_can_be_logged_after_the_end(service: Service) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the platform does not fork")
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_forked_process_sends_nothing(service: Service) -> None:
     sender = Sender("Test", service.send)
     sender.put_metrics({"a": 1}, 0)
