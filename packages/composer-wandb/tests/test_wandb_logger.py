@@ -361,15 +361,6 @@ def test_two_loggers_have_two_runs(start: Any, stored: Any, offline: Any) -> Non
     assert [] == found["others"].curve("apart")
 
 
-def test_an_old_client_has_one_run_at_a_time(
-    start: Any, stored: Any, offline: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    start(WandBLogger(**offline))
-    monkeypatch.setattr("wandb.Settings", lambda: None)
-    with pytest.warns(UserWarning, match="`WandBLogger` failed to log: .*keeps one run at a time"):
-        start(WandBLogger(**offline), name="second")
-
-
 def test_the_run_of_the_script_is_taken(start: Any, stored: Any, offline: Any) -> None:
     own = wandb.init(project="sweep", **offline["init_kwargs"])
     logger = WandBLogger(**offline)

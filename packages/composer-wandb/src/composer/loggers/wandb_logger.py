@@ -274,11 +274,6 @@ class WandBLogger(ServiceLogger):
             arguments["group"] = arguments.get("group") or arguments["name"]
             arguments["name"] = f"{arguments['name']}-rank{dist.get_global_rank()}"
         if _open_runs:  # by default `wandb.init` would return the last one
-            if getattr(wandb.Settings(), "reinit", None) != "default":
-                raise RuntimeError(
-                    "This version of W&B keeps one run at a time, and another `WandBLogger` has one. Close its trainer "
-                    "first, leave one of the loggers out, or run `pip install -U wandb`."
-                )
             arguments.setdefault("reinit", "create_new")
         run = wandb.init(**arguments)
         _open_runs.add(run.id)
