@@ -201,6 +201,7 @@ def test_synchronous_logging_has_arrived_when_the_call_returns(start: Any, clien
     assert {"a": 1} == only_run(client, arguments).data.metrics
 
 
+@pytest.mark.filterwarnings("ignore:The behavior of DataFrame concatenation:FutureWarning")  # of pandas 2
 def test_tables_and_images_are_artifacts(start: Any, client: Any, arguments: Any, tmp_path: Path) -> None:
     run = start(MLFlowLogger(**arguments))
     run.logger.log_table(["prompt", "score"], [["a", torch.tensor(0.5)]], "generations")
