@@ -76,6 +76,32 @@ def test_a_class_is_no_strategy() -> None:
         make(RankStrategy)
 
 
+class Separate(Strategy):
+    """Exchanges values with processes that were launched separately."""
+
+    is_distributed = property(lambda self: True)  # type: ignore[assignment]
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def begin_batch(self) -> None:
+        self.calls.append("begin_batch")
+
+    def average_gradients(self) -> None:
+        self.calls.append("average_gradients")
+
+
+def test_a_strategy_may_exchange_values_with_one_rank() -> None:
+    strategy = Separate()
+    loader = [(torch.ones(4, 3), torch.ones(4, 1))] * 2
+    trainer = make(strategy)
+
+    trainer.fit(train_dataloader=loader)
+
+    assert strategy.calls == ["begin_batch", "average_gradients"] * 2 + ["begin_batch"]  # the end of the epoch
+    trainer.close()
+
+
 class Remembering(Strategy):
     def state_dict(self) -> dict[str, Any]:
         return {}

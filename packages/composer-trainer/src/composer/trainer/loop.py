@@ -112,7 +112,7 @@ class FitLoop:
         self.evaluation, self.strategy = evaluation, strategy
         self.step_every_batch, self.interruption = step_every_batch, interruption
         self._schedulers, self._evaluators = state.schedulers, state.evaluators  # lists that stay the same objects
-        self._is_distributed = strategy.world_size > 1
+        self._is_distributed = strategy.is_distributed
         self._lap_start = time.perf_counter()
         self._limit, self._length = state.max_duration, length  # the limit is the same on all ranks
         self._stopped_elsewhere = False  # another rank has to stop training
@@ -208,6 +208,8 @@ class FitLoop:
         if self.state.timestamp.batches == self._first_batch:
             self._lap_start = time.perf_counter()  # advancing a loader is not training time
         while True:
+            if self._is_distributed:
+                self.strategy.begin_batch()
             self.driver.before_dataloader()
             if iterator is None:
                 iterator = self.position.start()

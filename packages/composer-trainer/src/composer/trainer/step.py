@@ -86,7 +86,7 @@ class BatchTrainer:
         state = self.state
         self._spec = data_spec
         self._terms = LossTerms(self.model, data_spec, self.count_tokens)
-        self._dispatch, self._is_distributed = self.driver.dispatch, self.strategy.world_size > 1
+        self._dispatch, self._is_distributed = self.driver.dispatch, self.strategy.is_distributed
         self._average_after = self._is_distributed and not self.strategy.averages_in_backward
         self._optimizers = state.optimizers  # this list stays the same object when its contents are replaced
         self._to_device = state.device.batch_to_device

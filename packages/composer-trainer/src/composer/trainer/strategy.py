@@ -56,6 +56,11 @@ class Strategy:
     averages_in_backward: bool = False
     scales_losses: bool = False
 
+    @property
+    def is_distributed(self) -> bool:
+        """True if a step exchanges values, and so calls the methods below; a group of one rank may do that, too."""
+        return self.world_size > 1
+
     # ---- at construction ----
 
     def connect(self, device: Device, timeout: float) -> None:
@@ -121,6 +126,12 @@ class Strategy:
         return model
 
     # ---- in a step ----
+
+    def begin_batch(self) -> None:
+        """Prepare for a batch, before it is loaded. The state of the run is that of a checkpoint.
+
+        It is called once more at the end of an epoch, where the loader has no batch.
+        """
 
     def backward_context(self, last_microbatch: bool, sync: bool) -> AbstractContextManager[None] | None:
         """Return a context for the forward and backward pass of one microbatch that controls gradient synchronization.

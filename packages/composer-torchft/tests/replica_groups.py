@@ -1,0 +1,97 @@
+"""Replica groups as processes that a test can kill, and a Lighthouse for them."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import replica_run
+import torch
+
+_processes = multiprocessing.get_context("forkserver")
+_processes.set_forkserver_preload(["replica_run", "torchft"])  # imports torch and the Trainer once
+
+
+@contextmanager
+def lighthouse(port: int = 0) -> Iterator[str]:
+    """Run a Lighthouse that notices a death within a second; yield its address."""
+    from torchft.coordination import LighthouseServer
+
+    server = LighthouseServer(bind=f"[::]:{port}", min_replicas=1, join_timeout_ms=10_000, heartbeat_timeout_ms=1000)
+    try:
+        yield server.address()
+    finally:
+        server.shutdown()
+
+
+class Groups:
+    """Replica groups.
+
+    Args:
+        number: How many.
+        address: That of the Lighthouse.
+        **options: Arguments of `replica_run.main`.
+    """
+
+    def __init__(self, number: int, address: str, **options: Any) -> None:
+        self.number, self.address, self.options = number, address, options
+        self.processes: dict[int, Any] = {}
+        for group in range(number):
+            self.start(group)
+
+    def start(self, group: int) -> None:
+        environment = {"NUM_REPLICA_GROUPS": self.number, "REPLICA_GROUP_ID": group, "TORCHFT_LIGHTHOUSE": self.address}
+        self.processes[group] = _processes.Process(target=_run, args=(environment, self.options), daemon=True)
+        self.processes[group].start()
+
+    def kill(self, group: int) -> None:
+        self.processes[group].kill()
+        self.processes[group].join()
+
+    def wait(self, seconds: float = 90.0, restarts: bool = False) -> None:
+        """Wait until all have finished.
+
+        Args:
+            seconds: How long.
+            restarts: Start a group again if it ends with an error.
+        """
+        deadline = time.monotonic() + seconds
+        while any(process.exitcode != 0 for process in self.processes.values()):
+            assert time.monotonic() < deadline
+            failed = self.failed()
+            assert restarts or not failed, f"groups {failed} ended with an error"
+            for group in failed:
+                self.start(group)
+            time.sleep(0.05)
+
+    def failed(self) -> list[int]:
+        return [group for group, process in self.processes.items() if process.exitcode not in (None, 0)]
+
+    def diary(self, group: int) -> list[list[Any]]:
+        """Return the lines of `replica_run.Diary`."""
+        path = Path(self.options["folder"], f"group{group}.jsonl")
+        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+        return [json.loads(line) for line in lines if line.endswith("\n")]
+
+    def weights(self, group: int) -> dict[str, torch.Tensor]:
+        loaded: dict[str, torch.Tensor] = torch.load(Path(self.options["folder"], f"group{group}.pt"))
+        return loaded
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def _run(environment: dict[str, Any], options: dict[str, Any]) -> None:
+    os.environ |= {"RUST_LOG": "error"} | {name: str(value) for name, value in environment.items()}
+    torch.set_num_threads(1)
+    replica_run.main(**options)
