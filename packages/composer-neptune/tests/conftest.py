@@ -13,6 +13,12 @@ from composer.testing import LoggedRun
 _QUIET = {"capture_stdout": False, "capture_stderr": False, "capture_hardware_metrics": False, "source_files": []}
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    # Neptune leaves a process that waits for the server that hangs, with its pipes.
+    for what in (r"<function Popen\.", r"<_io\.FileIO"):
+        config.addinivalue_line("filterwarnings", f"ignore:Exception ignored in. {what}")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:  # warnings of Neptune's own
         item.add_marker(pytest.mark.filterwarnings("ignore:jsonschema.RefResolver is deprecated"))
