@@ -10,13 +10,8 @@ import pytest
 
 from composer.testing import LoggedRun
 
-_QUIET = {"capture_stdout": False, "capture_stderr": False, "capture_hardware_metrics": False, "source_files": []}
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    # Neptune leaves a process that waits for the server that hangs, with its pipes.
-    for what in (r"<function Popen\.", r"<_io\.FileIO"):
-        config.addinivalue_line("filterwarnings", f"ignore:Exception ignored in. {what}")
+_QUIET: dict[str, Any] = {"capture_stdout": False, "capture_stderr": False, "capture_hardware_metrics": False}
+_QUIET |= {"source_files": [], "git_ref": False}  # to read git's state, Neptune starts processes that it does not end
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
