@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -139,6 +140,27 @@ def test_the_lighthouse_may_be_started_again(tmp_path: Path) -> None:
         groups.wait(restarts=True)  # the group that finds it first may go on alone, and the other one must start again
     assert_close(groups.weights(0), groups.weights(1), 0.0)
     assert groups.weights(0)["batch"] == 40
+
+
+def test_what_fails_again_and_again_ends_the_run(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(manager: Any, *_: Any, **__: Any) -> Any:
+        manager.report_error(RuntimeError("no connection"))
+        return SimpleNamespace(wait=lambda: None)
+
+    monkeypatch.setattr("torchft.Manager.allreduce", fail)
+    model = make_model()
+    trainer = Trainer(
+        model=model,
+        loss=torch.nn.functional.cross_entropy,
+        optimizers=torch.optim.SGD(model.parameters(), lr=0.1),
+        train_dataloader=loader_of(1, 0, 8),
+        max_duration="1ep",
+        parallelism_config={"torchft": {"groups": 1, "group": 0, "lighthouse": address}},
+        device="cpu",
+        progress_bar=False,
+    )
+    with closing(trainer), pytest.raises(RuntimeError, match="failed 21 times consecutively"):
+        trainer.fit()
 
 
 # ---- refusals, in one process ----

@@ -30,6 +30,7 @@ from composer.utils import dist, needs_closure, plain_int, reproducibility
 _VARIABLES = {"groups": "NUM_REPLICA_GROUPS", "group": "REPLICA_GROUP_ID", "lighthouse": "TORCHFT_LIGHTHOUSE"}
 _CONNECT_SECONDS = 5.0
 _POLL_SECONDS = 0.5
+_MAX_RETRIES = 20  # of one exchange: what fails as often is no death of a group
 _MOVES_WEIGHTS = "It moves the weights within a step, when a group that joins may get them."
 _REFUSED = {
     effects.CHANGES_BATCH_SIZE: "It divides the size of a batch among ranks, and knows no replica groups.",
@@ -212,6 +213,7 @@ class TorchFT(Strategy):
             quorum_timeout=timeout,
             connect_timeout=timeout,
             quorum_retries=1,  # so that a Lighthouse that is started again is found
+            max_retries=_MAX_RETRIES,
             rank=0,
             world_size=1,
             store_addr=host,
@@ -237,10 +239,11 @@ class TorchFT(Strategy):
             if manager.errored() is None and (step > 0 or here == self._groups):
                 break
             if time.monotonic() > deadline:
+                failure = manager.errored()
                 raise TimeoutError(
                     f"The run begins when all {self._groups} replica groups are there, but only {here} have come "
                     f"within {self._timeout:g} s. Start the others, or increase `dist_timeout`."
-                )
+                ) from (None if failure is None else failure.original_exception)
             time.sleep(_POLL_SECONDS)
         self._has_quorum = True
         if step == 0:
