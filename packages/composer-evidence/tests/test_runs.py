@@ -25,6 +25,7 @@ from composer.evidence.methods import TEACHER
 from composer.evidence.run import environment, execute, hold_machine, machine_lock, make_trainer, write_atomically
 from composer.evidence.runner import visible_gpus
 from composer.evidence.steptime import measure_in_process
+from composer.evidence.task import load_task
 from composer.recipes import AdamW
 from composer.testing import deep_compare
 
@@ -295,6 +296,39 @@ def test_initialization_callbacks_algorithms_and_batch_size_belong_to_the_settin
         assert all(bool((p == 0.25).all()) for p in trainer.state.model.parameters())
         assert any(type(callback) is Callback for callback in trainer.state.callbacks)
         assert (train.batch_size, str(trainer.state.max_duration)) == (32, "4ba")  # as many samples in fewer steps
+
+
+@pytest.mark.parametrize("variant", ["shakespeare learned", "shakespeare rope", "records_small muon"])
+def test_the_tasks_on_text_train(tmp_path: Path, variant: str) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("To be, or not to be, that is the question. " * 1000)
+    name, variant = variant.split()
+    task = load_task(name)
+    data = task.data(text)
+    spec = RunSpec(name, task.hash(data), "validation", variant, 2, eval_batches=1)
+
+    result = execute(task, data, spec)
+
+    assert result.status == "finished", result.message
+
+
+def test_muon_belongs_to_plain_training_of_the_records(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("To be, or not to be, that is the question. " * 1000)
+    task = load_task("records_small")
+    data = task.data(text)
+    parameters, optimizers = [], []
+    for settings in ({}, {"initial_scale": 2.0, "projection_std": 1.0, "matrix_rate": 0.25, "momentum": 0.9}):
+        spec = RunSpec(task.name, task.hash(data), "validation", "muon", 1, settings=settings)
+        with make_trainer(task, data, spec, []) as (trainer, _, _):
+            parameters.append(
+                {name.rpartition(".")[0]: p.detach() for name, p in trainer.state.model.named_parameters()}
+            )
+            optimizers.append(trainer.state.optimizers[0].param_groups[0])
+    for name, factor in (("blocks.0.up", 2.0), ("blocks.1.down", 4.0), ("blocks.1.attention_out", 4.0)):
+        torch.testing.assert_close(parameters[1][name], factor * parameters[0][name])
+    assert [group["momentum"] for group in optimizers] == [0.95, 0.9]
+    assert optimizers[1]["initial_lr"] == 0.25 * optimizers[0]["initial_lr"]
 
 
 @pytest.mark.parametrize(

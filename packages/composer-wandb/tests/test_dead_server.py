@@ -39,8 +39,9 @@ engine.close()
 deadline = logger.delivery_deadline.for_service()  # shares the time that is lost
 print("lost", round(deadline.timeout - deadline.left(time.monotonic()), 3))
 """
-asks_what_the_server_answers = pytest.mark.skipif(
-    tuple(map(int, wandb.__version__.split(".")[:2])) < (0, 31), reason="older W&B asks for what this server has not"
+needs_a_newer_client = pytest.mark.skipif(
+    tuple(map(int, wandb.__version__.split(".")[:2])) < (0, 31),
+    reason="older clients of W&B ask for what this server does not have",
 )
 _RUN = {
     "id": "R", "name": "r", "displayName": "n", "historyLineCount": 0,
@@ -119,7 +120,7 @@ def run(folder: Path) -> tuple[str, str]:
     return out.read_text(), err.read_text()
 
 
-@asks_what_the_server_answers
+@needs_a_newer_client
 def test_a_process_ends_although_its_server_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """W&B itself would try for days. Of two runs that share the time, the second is given a tenth of it."""
     with server("hangs") as uri:
@@ -136,7 +137,7 @@ def test_a_process_ends_although_its_server_hangs(tmp_path: Path, monkeypatch: p
     assert 1 == err.count("has not ended in 0.3 seconds")
 
 
-@asks_what_the_server_answers
+@needs_a_newer_client
 def test_a_missing_artifact_differs_from_a_server_that_is_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     logger = WandBLogger(project="tests", entity="team")
     with server("is empty") as uri:

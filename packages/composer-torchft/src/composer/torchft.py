@@ -315,6 +315,7 @@ class TorchFT(Strategy):
             # Close the connections, or a group that still waits for this one would not notice.
             self._replicas.abort()
             self._begin_quorum()
+        # Reading the device costs nothing here: `should_commit` has waited for it.
         anywhere = dict(zip(trainable, present.tolist(), strict=True))
         for parameters, average in zip(kinds.values(), averages, strict=True):
             parts = torch.split(average, [parameter.numel() for parameter in parameters])
