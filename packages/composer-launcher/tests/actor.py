@@ -53,6 +53,18 @@ def lonely(folder: str) -> None:
     sys.exit(5)
 
 
+def replica(folder: str, name: str) -> None:
+    """Group 0 finishes when group 1 was started twice, and always fails; in `signals` both wait for one."""
+    group = os.environ["REPLICA_GROUP_ID"]
+    (Path(folder) / f"ready{group}.{os.getpid()}").write_text(os.environ["TORCHFT_LIGHTHOUSE"])
+    if name == "signals":
+        time.sleep(600)
+    if name == "fails" or group == "1":
+        sys.exit(3)
+    while len([*Path(folder).glob("ready1.*")]) < 2:
+        time.sleep(0.01)
+
+
 def sum_on_devices() -> None:
     """Add up one number of each rank with NCCL; rank 0 prints the sum."""
     import torch
@@ -72,5 +84,5 @@ def _ignore() -> None:
 
 
 if __name__ == "__main__":
-    functions = (report, stubborn, patient, lonely, sum_on_devices)
+    functions = (report, stubborn, patient, lonely, replica, sum_on_devices)
     {function.__name__: function for function in functions}[sys.argv[1]](*sys.argv[2:])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -145,3 +146,49 @@ def test_the_cause_is_the_first_failure_that_is_no_consequence_of_another(
 def test_return_codes_have_descriptions_and_exit_statuses() -> None:
     assert [describe(3), describe(-9), describe(-60)] == ["exit code 3", "killed by SIGKILL", "killed by signal 60"]
     assert [exit_status(0), exit_status(3), exit_status(-9)] == [0, 3, 137]
+
+
+def replicas(folder: Path, name: str, **options: Any) -> subprocess.Popen[str]:
+    command = [*COMPOSER, "--replicas", "2", "-n", "1", "--max_restarts", "1", ACTOR, "replica", str(folder), name]
+    environment = {**os.environ, "TORCHFT_LIGHTHOUSE": "http://given"}
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment, **options)
+
+
+@pytest.mark.parametrize(("name", "status", "starts"), [("succeeds", 0, 3), ("fails", 3, 4)])
+def test_replica_groups_that_fail_are_started_again(tmp_path: Path, name: str, status: int, starts: int) -> None:
+    with replicas(tmp_path, name) as process:
+        _, printed = process.communicate()
+        assert process.returncode == status
+    assert {path.read_text() for path in tmp_path.glob("ready*")} == {"http://given"}
+    assert len([*tmp_path.glob("ready*")]) == starts
+    assert "composer: replica group 1 is started again, 1/1." in printed
+
+
+def test_replica_groups_get_a_signal_and_are_not_started_again(tmp_path: Path) -> None:
+    with replicas(tmp_path, "signals") as process:
+        while len([*tmp_path.glob("ready*")]) < 2:
+            time.sleep(0.02)
+        process.terminate()
+        _, printed = process.communicate()
+        assert process.returncode == 128 + signal.SIGTERM
+    assert "started again" not in printed
+    assert len([*tmp_path.glob("ready*")]) == 2
+
+
+def test_replica_groups_end_when_their_launcher_is_killed(tmp_path: Path) -> None:
+    with replicas(tmp_path, "signals") as process:
+        while len([*tmp_path.glob("ready*")]) < 2:
+            time.sleep(0.02)
+        process.kill()
+    for path in tmp_path.glob("ready*"):
+        while is_running(int(path.suffix[1:])):
+            time.sleep(0.02)
+
+
+def test_replica_groups_without_a_lighthouse_need_torchft(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "torchft.coordination", None)
+    monkeypatch.delenv("TORCHFT_LIGHTHOUSE", raising=False)
+    assert main(["--replicas", "2", "-n", "1", ACTOR]) == 2
+    assert "composer: error: `--replicas` needs torchft. Install it with `pip" in capfd.readouterr().err

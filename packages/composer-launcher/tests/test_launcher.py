@@ -60,6 +60,8 @@ def plan(*arguments: str, **environment: str) -> Plan:
         (["-n", "1", "--shutdown_timeout", "-1"], {}, "`--shutdown_timeout` must be a number of seconds, got -1.0"),
         (["-n", "1", "-c", "no-such-command"], {}, "the command 'no-such-command' was not found"),
         (["-n", "1", "no-such.py"], {}, "there is no script 'no-such.py' in"),
+        (["--replicas", "0"], {}, "`--replicas` must be at least 1 and `--max_restarts` at least 0, got 0 and 10"),
+        (["--replicas", "2", "--stdout", "a", "--node_rank", "0"], {}, "alone, without `--node_rank`, `--stdout`. St"),
     ],
 )
 def test_invalid_arguments_are_reported_before_anything_starts(

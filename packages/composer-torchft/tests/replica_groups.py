@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -36,23 +37,39 @@ class Groups:
     Args:
         number: How many.
         address: That of the Lighthouse.
+        ranks: Processes in each group.
         **options: Arguments of `replica_run.main`.
     """
 
-    def __init__(self, number: int, address: str, **options: Any) -> None:
-        self.number, self.address, self.options = number, address, options
-        self.processes: dict[int, Any] = {}
+    def __init__(self, number: int, address: str, ranks: int = 1, **options: Any) -> None:
+        self.number, self.address, self.ranks, self.options = number, address, ranks, options
+        self.processes: dict[int, list[Any]] = {}
         for group in range(number):
             self.start(group)
 
     def start(self, group: int) -> None:
         environment = {"NUM_REPLICA_GROUPS": self.number, "REPLICA_GROUP_ID": group, "TORCHFT_LIGHTHOUSE": self.address}
-        self.processes[group] = _processes.Process(target=_run, args=(environment, self.options), daemon=True)
-        self.processes[group].start()
+        if self.ranks > 1:
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", 0))
+                environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": probe.getsockname()[1]}
+            environment |= {"WORLD_SIZE": self.ranks, "LOCAL_WORLD_SIZE": self.ranks}
+        self.processes[group] = []
+        for rank in range(self.ranks):
+            own = environment | {"RANK": rank, "LOCAL_RANK": rank}
+            self.processes[group].append(_processes.Process(target=_run, args=(own, self.options), daemon=True))
+            self.processes[group][-1].start()
 
-    def kill(self, group: int) -> None:
-        self.processes[group].kill()
-        self.processes[group].join()
+    def kill(self, group: int, rank: int = 0) -> None:
+        """Kill a process; `torchrun` would end the others of its group."""
+        self.processes[group][rank].kill()
+        self.processes[group][rank].join()
+        self.end(group)
+
+    def end(self, group: int) -> None:
+        for process in self.processes[group]:
+            process.kill()
+            process.join()
 
     def wait(self, seconds: float = 90.0, restarts: bool = False) -> None:
         """Wait until all have finished.
@@ -62,20 +79,21 @@ class Groups:
             restarts: Start a group again if it ends with an error.
         """
         deadline = time.monotonic() + seconds
-        while any(process.exitcode != 0 for process in self.processes.values()):
+        while any(process.exitcode != 0 for processes in self.processes.values() for process in processes):
             assert time.monotonic() < deadline
             failed = self.failed()
             assert restarts or not failed, f"groups {failed} ended with an error"
             for group in failed:
+                self.end(group)
                 self.start(group)
             time.sleep(0.05)
 
     def failed(self) -> list[int]:
-        return [group for group, process in self.processes.items() if process.exitcode not in (None, 0)]
+        return [group for group, each in self.processes.items() if any(p.exitcode not in (None, 0) for p in each)]
 
-    def diary(self, group: int) -> list[list[Any]]:
+    def diary(self, group: int, rank: int = 0) -> list[list[Any]]:
         """Return the lines of `replica_run.Diary`."""
-        path = Path(self.options["folder"], f"group{group}.jsonl")
+        path = Path(self.options["folder"], f"group{group}.{rank}.jsonl")
         lines = path.read_text().splitlines(keepends=True) if path.exists() else []
         return [json.loads(line) for line in lines if line.endswith("\n")]
 

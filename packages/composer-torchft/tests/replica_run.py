@@ -1,4 +1,4 @@
-"""One replica group: a short run that writes what it does to `group<index>.jsonl`, its weights to `group<index>.pt`.
+"""A replica group: a short run that writes what it does to `group<index>.<rank>.jsonl`, its weights to a file.
 
 Its argument is a JSON object with options, see `main`; the groups are described by the environment variables.
 """
@@ -16,10 +16,13 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from composer.algorithms.ema import EMA
+from composer.checkpoint.sharded_tensors import gather_tensors
 from composer.core import Callback, State
 from composer.loggers import Logger
 from composer.torchft import get_sampler
 from composer.trainer import Trainer
+from composer.utils import dist
 
 SIZE = 64  # samples in an epoch
 OPTIMIZERS: dict[str, Any] = {
@@ -71,7 +74,9 @@ class Diary(Callback):
         self.path, self.groups, self.seconds, self.patience, self.dies_at = path, groups, seconds, patience, dies_at
 
     def before_forward(self, state: State, logger: Logger) -> None:
-        if state.timestamp.batch == self.dies_at:  # when the others wait for the gradients of this group
+        mark = self.path.with_suffix(".died")
+        if state.timestamp.batch == self.dies_at and not mark.exists():  # when the others wait for its gradients
+            mark.touch()
             os.kill(os.getpid(), signal.SIGKILL)
 
     def batch_end(self, state: State, logger: Logger) -> None:
@@ -80,7 +85,7 @@ class Diary(Callback):
         with self.path.open("a") as file:
             file.write(json.dumps([time.time(), now.batch.value, drawn, now.sample.value]) + "\n")
         before = 0 if state.previous_timestamp is None else state.previous_timestamp.sample.value
-        is_complete = now.sample.value - before == self.groups * len(drawn)
+        is_complete = now.sample.value - before == self.groups * dist.get_world_size() * len(drawn)
         time.sleep(self.seconds if is_complete else self.seconds + self.patience)
 
 
@@ -95,6 +100,7 @@ def main(
     saves: bool = False,
     shuffle: bool = False,
     dies_at: int = -1,
+    averages: bool = False,
 ) -> None:
     """Train.
 
@@ -108,9 +114,11 @@ def main(
         timeout: `dist_timeout`.
         saves: Group 0 saves a checkpoint after every batch, and continues from the newest one.
         shuffle: Shuffle the samples.
-        dies_at: The batch in which group 2 kills itself.
+        dies_at: The batch in which the last rank of the last group kills itself.
+        averages: Average the weights, so that those at the end depend on all steps.
     """
     groups, group = int(os.environ["NUM_REPLICA_GROUPS"]), int(os.environ["REPLICA_GROUP_ID"])
+    rank, ranks = dist.get_global_rank(), dist.get_world_size()
     model = make_model()
     optimizers = OPTIMIZERS[optimizer](model.parameters())
     trainer = Trainer(
@@ -119,10 +127,17 @@ def main(
         optimizers=optimizers,
         schedulers=slowing(optimizers),
         step_schedulers_every_batch=True,
-        train_dataloader=loader_of(groups, group, batch // groups, shuffle),
+        train_dataloader=loader_of(groups, group, batch // groups // ranks, shuffle),
         max_duration=duration,
-        callbacks=Diary(Path(folder, f"group{group}.jsonl"), groups, seconds, patience, dies_at if group == 2 else -1),
-        parallelism_config={"torchft": {}},
+        callbacks=Diary(
+            Path(folder, f"group{group}.{rank}.jsonl"),
+            groups,
+            seconds,
+            patience,
+            dies_at if group == groups - 1 and rank == ranks - 1 else -1,
+        ),
+        algorithms=[EMA(half_life="10ba", update_interval="1ba")] if averages else None,
+        parallelism_config={"torchft": {"fsdp": {}} if ranks > 1 else {}},
         dist_timeout=timeout,
         device="cpu",
         precision="fp32",
@@ -133,8 +148,9 @@ def main(
         save_interval="1ba" if saves and group == 0 else "1ep",
     )
     trainer.fit()
-    saved = {**model.state_dict(), "batch": torch.tensor(trainer.state.timestamp.batch.value)}
-    torch.save(saved, Path(folder, f"group{group}.pt"))
+    saved = {**gather_tensors(model.state_dict()), "batch": torch.tensor(trainer.state.timestamp.batch.value)}
+    if rank == 0:
+        torch.save(saved, Path(folder, f"group{group}.pt"))
     trainer.close()
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import random
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -16,7 +19,7 @@ from replica_groups import Groups, lighthouse, wait_until
 from replica_run import OPTIMIZERS, Numbered, loader_of, make_model, numbers_of, slowing
 
 from composer.algorithms.batch_size_warmup import BatchSizeWarmup
-from composer.torchft import TorchFT
+from composer.torchft import make_strategy
 from composer.trainer import Trainer
 
 pytest.importorskip("torchft", reason="torchft has wheels for Linux only")
@@ -83,12 +86,46 @@ def test_two_groups_train_as_one_process(address: str, tmp_path: Path, optimizer
     assert groups.diary(0)[-1][1::2] == [8, 128]  # batches and samples of both groups
 
 
+def test_two_sharded_groups_train_as_one_process(address: str, tmp_path: Path) -> None:
+    groups = Groups(2, address, 2, folder=str(tmp_path), duration="2ep")
+    groups.wait()
+    alone = train_alone("AdamW", torch.utils.data.DataLoader(Numbered(), batch_size=16), "2ep")
+    for group in range(2):
+        assert_close(groups.weights(group), alone)
+    assert groups.diary(0)[-1][1::2] == [8, 128]
+
+
+def test_a_sharded_group_loses_a_rank_and_returns(address: str, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"batch": 12, "duration": "80ba", "seconds": 0.03, "patience": 0.5, "shuffle": True}
+    groups = Groups(3, address, 2, folder=str(tmp_path), **options, dies_at=6, averages=True)
+
+    wait_until(lambda: groups.failed() == [2])  # in the middle of a step
+    groups.kill(2)
+    groups.options["dies_at"] = -1
+    returns(groups)
+    groups.kill(2, rank=random.randrange(2))
+    returns(groups)
+    groups.wait()
+
+    assert [line[1] for line in groups.diary(0)] == [*range(1, 81)]
+    assert len(groups.diary(2)) < 80
+    for group in (1, 2):
+        assert_close(groups.weights(group), groups.weights(0), 0.0)
+    counts = {line[1]: line[3] for line in groups.diary(0)}
+    for rank in range(2):
+        part = loader_of(6, 4 + rank, 2, shuffle=True)
+        for _, number, drawn, samples in groups.diary(2, rank):
+            epoch, batch = divmod(number - 1, len(part))
+            part.sampler.set_epoch(epoch)  # type: ignore[attr-defined]
+            assert (drawn, samples) == (numbers_of([*part][batch][0]), counts[number])
+
+
 def returns(groups: Groups) -> None:
-    """Start group 2 again once the others have gone on without it, and wait until it trains."""
-    dead_at = groups.diary(0)[-1][1]
+    """Start the last group again once the others have gone on without it, and wait until it trains."""
+    last, dead_at = groups.number - 1, groups.diary(0)[-1][1]
     wait_until(lambda: groups.diary(0)[-1][1] > dead_at + 3)
-    groups.start(2)
-    wait_until(lambda: groups.diary(2)[-1][1] > dead_at + 3)
+    groups.start(last)
+    wait_until(lambda: groups.diary(last)[-1][1] > dead_at + 3)
 
 
 def test_a_group_dies_and_returns_and_no_step_is_lost(address: str, tmp_path: Path) -> None:
@@ -147,7 +184,6 @@ def test_what_fails_again_and_again_ends_the_run(address: str, monkeypatch: pyte
         manager.report_error(RuntimeError("no connection"))
         return SimpleNamespace(wait=lambda: None)
 
-    monkeypatch.setattr("torchft.Manager.allreduce", fail)
     model = make_model()
     trainer = Trainer(
         model=model,
@@ -159,8 +195,24 @@ def test_what_fails_again_and_again_ends_the_run(address: str, monkeypatch: pyte
         device="cpu",
         progress_bar=False,
     )
+    with pytest.raises(ValueError, match="`max_duration` must be in epochs, batches or samples"):
+        trainer.fit(duration="100tok")
+    trainer.state.max_duration = "1ep"
+    monkeypatch.setattr("torchft.Manager.allreduce", fail)
     with closing(trainer), pytest.raises(RuntimeError, match="failed 21 times consecutively"):
         trainer.fit()
+
+
+def test_the_launcher_starts_groups_and_a_dead_one_again(tmp_path: Path) -> None:
+    options = {"folder": str(tmp_path), "batch": 4, "duration": "30ba", "seconds": 0.05, "patience": 5.0, "dies_at": 5}
+    script = str(Path(__file__).with_name("replica_run.py"))
+    command = [sys.executable, "-m", "composer", "--replicas", "2", "-n", "1", script, json.dumps(options)]
+    ended = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=True)
+
+    assert "composer: replica group 1 is started again, 1/10." in ended.stderr
+    weights = [torch.load(tmp_path / f"group{group}.pt") for group in range(2)]
+    assert_close(weights[1], weights[0], 0.0)
+    assert weights[1]["batch"] == 30
 
 
 # ---- refusals, in one process ----
@@ -175,12 +227,13 @@ PLACE = {"groups": 2, "group": 0, "lighthouse": "http://localhost:1"}
         ({"group": 0}, "'groups' must be the number .* got None and 0"),
         ({**PLACE, "group": 2}, "the index of this one, from 0, got 2 and 2"),
         ({**PLACE, "size": 2}, r"has the entries .*, got \['size'\]"),
+        ({**PLACE, "fsdp": {"size": 2}}, "Unknown argument 'size' of 'fsdp'"),
         ({**PLACE, "lighthouse": "host:29510"}, "'lighthouse' must be the address .* got 'host:29510'"),
     ],
 )
 def test_a_wrong_configuration_is_refused_at_once(given: Any, message: str) -> None:
     with pytest.raises((TypeError, ValueError), match=message):
-        TorchFT(given)
+        make_strategy(given)
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,11 @@
 """A strategy for replica groups that may die and return while the run goes on: torchft.
 
-A replica group is one process with the whole model. The groups find each other through a Lighthouse, a small server of
-torchft. Between two batches they ask it for a quorum, the groups that are alive, and after the backward pass these
-average their gradients. If a group dies in between, the others repeat the exchange without it, with the gradients that
-they still have, so that no batch is lost and none counts twice. A group that returns gets the state of the run from a
-live one, as if it had loaded a checkpoint of this moment.
+A replica group is one process with the whole model, or several among which it is sharded. The groups find each other
+through a Lighthouse, a small server of torchft. Between two batches they ask it for a quorum, the groups that are
+alive, and after the backward pass these average their gradients: each rank with the ranks of the same number in other
+groups. If a group dies in between, the others repeat the exchange without it, with the gradients that they still have,
+so that no batch is lost and none counts twice. A group that returns gets the state of the run from a live one, as if it
+had loaded a checkpoint of this moment.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ from typing import Any
 import torch
 from torch.utils.data.distributed import DistributedSampler
 
-from composer.checkpoint.run import collect
 from composer.checkpoint.safe_load import load_plain
+from composer.checkpoint.sharded_tensors import Path, is_sharded, map_nested, parameter_of
 from composer.core import Algorithm, State, TimeUnit, effects
 from composer.devices import Device
 from composer.trainer import Strategy
+from composer.trainer.sharded import ShardedParallel
 from composer.utils import dist, needs_closure, plain_int, reproducibility
+from composer.utils.parallelism import ParallelismConfig
 
 _VARIABLES = {"groups": "NUM_REPLICA_GROUPS", "group": "REPLICA_GROUP_ID", "lighthouse": "TORCHFT_LIGHTHOUSE"}
 _CONNECT_SECONDS = 5.0
@@ -42,7 +45,7 @@ _REFUSED = {
 def get_sampler(
     dataset: Sized, *, drop_last: bool = False, shuffle: bool = False, seed: int = 0, **config: Any
 ) -> DistributedSampler[Any]:
-    """Return a sampler that gives each replica group its shard of a dataset.
+    """Return a sampler that gives each replica group, and each process in it, a shard of a dataset.
 
     Args:
         dataset: The dataset; only its length is used.
@@ -55,7 +58,27 @@ def get_sampler(
         ValueError: The number of groups or the index of this one is missing or wrong.
     """
     groups, group, _ = _read(config)
-    return dist.get_sampler(dataset, drop_last=drop_last, shuffle=shuffle, num_replicas=groups, rank=group, seed=seed)
+    number, index = _shard_of(groups, group)
+    return dist.get_sampler(dataset, drop_last=drop_last, shuffle=shuffle, num_replicas=number, rank=index, seed=seed)
+
+
+def make_strategy(config: Any) -> Strategy:
+    """Return the strategy of `Trainer(parallelism_config={"torchft": config})`.
+
+    Args:
+        config: The configuration of `TorchFT`, or with `fsdp` that of `ShardedTorchFT`.
+
+    Raises:
+        TypeError: It is not a dict.
+        ValueError: An entry is unknown, missing or wrong.
+    """
+    return ShardedTorchFT(config) if isinstance(config, Mapping) and "fsdp" in config else TorchFT(config)
+
+
+def _shard_of(groups: int, group: int) -> tuple[int, int]:
+    """Return the number of shards of the data, and the one of this process."""
+    size = dist.get_world_size()
+    return groups * size, group * size + dist.get_global_rank()
 
 
 def _read(config: Mapping[str, Any]) -> tuple[int, int, str]:
@@ -67,9 +90,9 @@ def _read(config: Mapping[str, Any]) -> tuple[int, int, str]:
     """
     if not isinstance(config, Mapping):
         raise TypeError(f"The configuration of torchft must be a dict, got {config!r}.")
-    unknown = sorted(config.keys() - _VARIABLES.keys())
+    unknown = sorted(config.keys() - _VARIABLES.keys() - {"fsdp"})
     if unknown:
-        raise ValueError(f"The configuration of torchft has the entries {[*_VARIABLES]}, got {unknown}.")
+        raise ValueError(f"The configuration of torchft has the entries {[*_VARIABLES, 'fsdp']}, got {unknown}.")
     values = {key: config.get(key, os.environ.get(variable)) for key, variable in _VARIABLES.items()}
     texts = values["groups"], values["group"]
     groups, group = (int(each) if isinstance(each, str) and each.isdecimal() else plain_int(each) for each in texts)
@@ -82,20 +105,14 @@ def _read(config: Mapping[str, Any]) -> tuple[int, int, str]:
     return groups, group, values["lighthouse"] or ""
 
 
-class TorchFT(Strategy):
-    """Average gradients over the replica groups that are alive, by torchft.
-
-    `Trainer(parallelism_config={"torchft": {}})`. Source: https://github.com/pytorch/torchft.
+class _ReplicaGroups(Strategy):
+    """The exchange with other replica groups, for a class that also derives from the strategy within a group.
 
     Args:
-        config: `groups`, the number of groups that the data is divided among; `group`, the index of this one, from 0;
-            `lighthouse`, the address of the Lighthouse, such as "http://host:29510". What is left out is read from the
-            environment variables NUM_REPLICA_GROUPS, REPLICA_GROUP_ID and TORCHFT_LIGHTHOUSE.
-
-    Raises:
-        TypeError: `config` is not a dict.
-        ValueError: An entry is unknown, missing or wrong.
+        config: See `TorchFT`.
     """
+
+    averages_in_backward = False  # over groups
 
     @property
     def is_distributed(self) -> bool:
@@ -116,32 +133,25 @@ class TorchFT(Strategy):
     # ---- at construction ----
 
     def connect(self, device: Device, timeout: float) -> None:
-        """Check that this process is a group of its own.
-
-        Raises:
-            ValueError: It was started with others.
-        """
-        if dist.get_world_size() > 1:
-            raise ValueError(
-                f"With torchft each process must be a replica group of its own, but {dist.get_world_size()} were "
-                f"started together. Start each by itself, with its number in the environment variable REPLICA_GROUP_ID."
-            )
+        super().connect(device, timeout)
         self._timeout, self._backend = timeout, device.dist_backend
 
     def refusal(self, algorithm: Algorithm) -> str | None:
         return next((reason for effect, reason in _REFUSED.items() if effect in algorithm.placement.provides), None)
 
     def check_loader(self, dataloader: Any, argument: str) -> None:
-        """Check that a training loader has the part of the data that belongs to this group.
+        """Check that a training loader has the part of the data that belongs to this process.
 
         Raises:
             ValueError: Its sampler divides the data differently, or it has none.
         """
+        super().check_loader(dataloader, argument)
         sampler = getattr(dataloader, "sampler", None)
         actual = getattr(sampler, "num_replicas", None), getattr(sampler, "rank", None)
-        if argument == "train_dataloader" and actual != (self._groups, self._index):
+        expected = _shard_of(self._groups, self._index)
+        if argument == "train_dataloader" and actual != expected:
             raise ValueError(
-                f"`{argument}` must have a sampler with `num_replicas={self._groups}` and `rank={self._index}`, got "
+                f"`{argument}` must have a sampler with `num_replicas={expected[0]}` and `rank={expected[1]}`, got "
                 f"{actual[0]} and {actual[1]}: each replica group trains on its own part of the data. Use "
                 f"`composer.torchft.get_sampler(dataset)`."
             )
@@ -153,6 +163,7 @@ class TorchFT(Strategy):
             ValueError: The run ends by time or tokens, searches for a microbatch size, or has several exchanges of
                 gradients in a step.
         """
+        super().shard(state)
         self._state = state
         if hasattr(state.model, "begin_turn") or any(map(needs_closure, state.optimizers)):
             kinds = ", ".join(type(each).__name__ for each in state.optimizers)
@@ -160,16 +171,24 @@ class TorchFT(Strategy):
                 f"`optimizers` must step together after one backward pass with torchft, without closures or turns, got "
                 f"{kinds}: a group may join whenever gradients are averaged."
             )
-        limit = state.max_duration
-        if limit is not None and limit.unit in (TimeUnit.TOKEN, TimeUnit.SECOND):
-            raise ValueError(
-                f"`max_duration` must be in epochs, batches or samples with torchft, got {str(limit)!r}: the groups "
-                f"count tokens and seconds differently, and must end at the same step."
-            )
+        self._check_duration()
         if state.auto_microbatching:
             raise ValueError(
                 "`device_train_microbatch_size` must not be 'auto' with torchft: the other groups would wait for the "
                 "search. Give a number."
+            )
+
+    def _check_duration(self) -> None:
+        """Check that all groups end at the same step.
+
+        Raises:
+            ValueError: The run ends by time or tokens.
+        """
+        limit = self._checked = self._state.max_duration
+        if limit is not None and limit.unit in (TimeUnit.TOKEN, TimeUnit.SECOND):
+            raise ValueError(
+                f"`max_duration` must be in epochs, batches or samples with torchft, got {str(limit)!r}: the groups "
+                f"count tokens and seconds differently, and must end at the same step."
             )
 
     def wrap(self, model: torch.nn.Module, algorithms: Iterable[Algorithm]) -> torch.nn.Module:
@@ -178,11 +197,12 @@ class TorchFT(Strategy):
         Raises:
             TimeoutError: The run would begin, and not all groups have come within `dist_timeout`.
         """
-        self._model = model
+        self._model = super().wrap(model, algorithms)
         self._connect_groups()
         self._join()
         # Groups draw different random numbers, as ranks do.
-        reproducibility.seed_all((self._state.seed + self._index) % (reproducibility.MAX_SEED + 1))
+        seed = self._state.seed + self._index * self.world_size
+        reproducibility.seed_all(seed % (reproducibility.MAX_SEED + 1))
         return model
 
     def _connect_groups(self) -> None:
@@ -200,7 +220,11 @@ class TorchFT(Strategy):
                 opts.timeout = timeout
                 return super().allreduce(tensors, opts)
 
-        self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
+        rank, port = dist.get_global_rank(), 0
+        if rank == 0:
+            self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
+            port = self._store.port
+        host, port = self.broadcast((host, port))
         soon = timedelta(seconds=min(self._timeout, _CONNECT_SECONDS))
         self._replicas = ProcessGroupNCCL(timeout) if self._backend == "nccl" else Gloo(soon)
         self._manager = Manager(
@@ -214,10 +238,11 @@ class TorchFT(Strategy):
             connect_timeout=timeout,
             quorum_retries=1,  # so that a Lighthouse that is started again is found
             max_retries=_MAX_RETRIES,
-            rank=0,
-            world_size=1,
+            init_sync=False,  # it would take the weights of each rank from another group
+            rank=rank,
+            world_size=self.world_size,
             store_addr=host,
-            store_port=self._store.port,
+            store_port=port,
             lighthouse_addr=self._lighthouse,
             replica_id=f"group{self._index}",
         )
@@ -225,49 +250,90 @@ class TorchFT(Strategy):
     def _join(self) -> None:
         """Wait for the quorum in which this group begins, and load the state that it gets there.
 
-        The steps that torchft counts are one more than the batches of the run, because torchft copies the state of one
-        group to all others at its step 0.
+        The steps that torchft counts are one more than the batches of the run: at its step 0 the run has not begun.
         """
-        manager, begun = self._manager, self._state.timestamp.batches
-        if begun:
-            manager.load_state_dict({"step": begun + 1, "batches_committed": 0})
+        manager, batches = self._manager, self._state.timestamp.batches
         deadline = time.monotonic() + self._timeout
         while True:
             self._received.clear()
+            manager.load_state_dict({"step": batches + 1 if batches else 0, "batches_committed": 0})
             manager.start_quorum()
-            here, step = manager.num_participants(), manager.current_step()
-            if manager.errored() is None and (step > 0 or here == self._groups):
+            here, begins = manager.num_participants(), manager.current_step() == 0
+            if begins and here == self._groups:
+                self._share_weights()
+            # A rank whose connections failed begins anew together with the other ranks of its group.
+            failed, _ = self.any_finished(manager.errored() is not None)
+            if not failed and (here == self._groups or not begins):
                 break
             if time.monotonic() > deadline:
                 failure = manager.errored()
+                reason = "and exchange their weights" if here == self._groups else f"but only {here} have come"
                 raise TimeoutError(
-                    f"The run begins when all {self._groups} replica groups are there, but only {here} have come "
-                    f"within {self._timeout:g} s. Start the others, or increase `dist_timeout`."
+                    f"The run begins when all {self._groups} replica groups are there, {reason} within "
+                    f"{self._timeout:g} s. Start the others, or increase `dist_timeout`."
                 ) from (None if failure is None else failure.original_exception)
             time.sleep(_POLL_SECONDS)
         self._has_quorum = True
-        if step == 0:
+        if begins:
             manager.load_state_dict({"step": 1, "batches_committed": 0})
         if self._received:
-            self._load(self._received.pop(), begins=step == 0)
+            self._load(self._received.pop())
 
-    def _load(self, received: torch.Tensor, begins: bool) -> None:
-        """Load the state of a live group; if the run begins in all groups, only its weights."""
+    @torch.no_grad()
+    def _share_weights(self) -> None:
+        """Give the weights of the first group to all others, unless the exchange fails."""
+        from torch.distributed import ReduceOp
+
+        tensors = [_local(each) for each in (*self._model.parameters(), *self._model.buffers())]
+        tensors = [tensor for tensor in tensors if tensor.is_floating_point()]
+        is_first = self._manager.participating_rank() == 0
+        sums = [tensor.clone() if is_first else torch.zeros_like(tensor) for tensor in tensors]
+        for work in [self._manager.allreduce(each, reduce_op=ReduceOp.SUM) for each in sums]:
+            work.wait()
+        if self._manager.errored() is None:
+            torch._foreach_copy_(tensors, sums)
+
+    def _load(self, received: torch.Tensor) -> None:
+        """Load the state of a live group."""
+        from torch.distributed.tensor import DTensor
+
         content = load_plain(io.BytesIO(received.numpy().tobytes()), "of a live replica group")
         state, name, progress = self._state, self._state.run_name, self._state.resumption
         assert progress is not None, "the Trainer has set it"
-        if begins:
-            state.load_model_state(content["state"])
-        else:
-            progress.before_load(content)
-            state.load_state_dict(content["state"], strict=True)
-            progress.after_load(content)
-            state.run_name = name
+        parameters, sharded = dict(self._model.named_parameters(remove_duplicate=False)), {*content.pop("sharded")}
+
+        def shard(path: Path, leaf: Any) -> Any:
+            like: Any = parameter_of(path, parameters) if path in sharded else None
+            if like is None:
+                return leaf
+            shape = {"shape": like.shape, "stride": like.stride()}
+            return DTensor.from_local(leaf, like.device_mesh, like.placements, run_check=False, **shape)
+
+        content["state"] = map_nested(content["state"], shard)
+        progress.before_load(content)
+        state.load_state_dict(content["state"], strict=True)
+        progress.after_load(content)
+        state.run_name = name
 
     def _send(self) -> torch.Tensor:
-        """Return the run as a checkpoint would hold it."""
-        content = collect(self._state)
-        del content["rng"]  # each group has its own random numbers
+        """Return the run as this rank would save it, with its shards alone.
+
+        Not a collective operation: torchft chooses for each rank from which group it gets its state.
+        """
+        state, sharded = self._state, list[Path]()
+        progress: Any = state.resumption
+
+        def local(path: Path, leaf: Any) -> Any:
+            if is_sharded(leaf):
+                sharded.append(path)
+                return _local(leaf.detach())
+            return leaf
+
+        content = {
+            "state": map_nested(state.state_dict(), local),
+            "resumption": progress.state_dict(gather=False),
+            "sharded": sharded,
+        }
         if self._in_batch:  # the loader's own state is one batch ahead; without it, the other loader is advanced
             content["resumption"]["loader"] = [{**each, "loader": None} for each in content["resumption"]["loader"]]
         file = io.BytesIO()
@@ -279,6 +345,8 @@ class TorchFT(Strategy):
     def begin_batch(self) -> None:
         """Find out which groups are alive, and hand the state of the run to those that have returned."""
         self._in_batch = False
+        if self._state.max_duration is not self._checked:  # `fit(duration=...)`
+            self._check_duration()
         if not self._has_quorum:
             self._begin_quorum()
         self._in_batch = True
@@ -318,11 +386,12 @@ class TorchFT(Strategy):
         # Reading the device costs nothing here: `should_commit` has waited for it.
         anywhere = dict(zip(trainable, present.tolist(), strict=True))
         for parameters, average in zip(kinds.values(), averages, strict=True):
-            parts = torch.split(average, [parameter.numel() for parameter in parameters])
+            parts = torch.split(average, [_local(parameter).numel() for parameter in parameters])
             for parameter, part in zip(parameters, parts, strict=True):
                 if anywhere[parameter]:
                     parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-                    parameter.grad.copy_(part.view_as(parameter))
+                    gradient = _local(parameter.grad)
+                    gradient.copy_(part.view_as(gradient))
 
     def _exchange(
         self, trainable: Sequence[torch.nn.Parameter], kinds: Iterable[Sequence[torch.nn.Parameter]]
@@ -337,7 +406,7 @@ class TorchFT(Strategy):
         exists = [parameter.grad is not None for parameter in trainable]
         present = torch.tensor(exists, dtype=torch.uint8).to(trainable[0].device)
         averages = [
-            torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in parameters])
+            torch.cat([_local(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in parameters])
             for parameters in kinds
         ]
         works = [self._manager.allreduce(present, reduce_op=ReduceOp.MAX), *map(self._manager.allreduce, averages)]
@@ -349,6 +418,7 @@ class TorchFT(Strategy):
         self, samples: float, tokens: int, interrupted: bool = False, lap: float = 0.0
     ) -> tuple[float, int, bool, float]:
         """Count the samples and tokens of one step as those of this group times the number of live groups."""
+        samples, tokens, interrupted, lap = super().sum_counts(samples, tokens, interrupted, lap)
         number = self._manager.num_participants()
         return samples * number, tokens * number, interrupted, lap
 
@@ -358,3 +428,61 @@ class TorchFT(Strategy):
         if self._manager is not None:
             self._manager.shutdown(wait=False)
             self._manager = None
+        super().close()
+
+
+class TorchFT(_ReplicaGroups):
+    """Average gradients over the replica groups that are alive, by torchft. A group is one process.
+
+    `Trainer(parallelism_config={"torchft": {}})`. Source: https://github.com/pytorch/torchft.
+
+    Args:
+        config: `groups`, the number of groups that the data is divided among; `group`, the index of this one, from 0;
+            `lighthouse`, the address of the Lighthouse, such as "http://host:29510". What is left out is read from the
+            environment variables NUM_REPLICA_GROUPS, REPLICA_GROUP_ID and TORCHFT_LIGHTHOUSE.
+
+    Raises:
+        TypeError: `config` is not a dict.
+        ValueError: An entry is unknown, missing or wrong.
+    """
+
+    def connect(self, device: Device, timeout: float) -> None:
+        """Prepare the exchange with the other groups.
+
+        Raises:
+            ValueError: This process was started with others.
+        """
+        if dist.get_world_size() > 1:
+            raise ValueError(
+                f"{dist.get_world_size()} processes were started together, which are one replica group for torchft. "
+                f"Shard the model in it, `{{'torchft': {{'fsdp': {{}}}}}}`, or start each by itself, with its number "
+                f"in the environment variable REPLICA_GROUP_ID."
+            )
+        super().connect(device, timeout)
+
+
+class ShardedTorchFT(_ReplicaGroups, ShardedParallel):
+    """Shard the model in each replica group by FSDP2, and average gradients over the groups that are alive.
+
+    `Trainer(parallelism_config={"torchft": {"fsdp": {}}})`, in processes that `composer` or `torchrun` has started. All
+    groups must have the same number of them. If one dies, its whole group ends.
+
+    Args:
+        config: `fsdp`, how the model is sharded, see `composer.utils.FSDP2Config`; and what `TorchFT` takes.
+
+    Raises:
+        TypeError: `config` is not a dict.
+        ValueError: An entry is unknown, missing or wrong.
+    """
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__(config)
+        sharding = ParallelismConfig.of({"fsdp": config["fsdp"]})
+        assert sharding is not None, "it has an entry"
+        ShardedParallel.__init__(self, sharding)
+
+
+def _local(tensor: Any) -> torch.Tensor:
+    """Return this rank's part of a tensor that may be sharded."""
+    part: torch.Tensor = tensor.to_local() if is_sharded(tensor) else tensor
+    return part

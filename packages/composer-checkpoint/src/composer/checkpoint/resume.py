@@ -150,11 +150,16 @@ class RunProgress:
         """The loaded states of the global generators, by rank, until `fit` restores them; None: there are none."""
         return self.loader.loaded_generators
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the progress; a collective operation with the same result on every rank."""
+    def state_dict(self, gather: bool = True) -> dict[str, Any]:
+        """Return the progress; a collective operation with the same result on every rank.
+
+        Args:
+            gather: False: use this rank's position in the data for all, without communication.
+        """
         state, previous = self.state, self.state.previous_timestamp
         length = None if state.max_duration is None else str(state.max_duration)
-        ranks = dist.all_gather_object((self.loader.state_dict(), length, state.is_over()))
+        own = self.loader.state_dict(), length, state.is_over()
+        ranks = dist.all_gather_object(own) if gather else [own] * dist.get_world_size()
         return {
             "loader": [position for position, _, _ in ranks],
             "limit": self._limit,

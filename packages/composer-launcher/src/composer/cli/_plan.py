@@ -33,6 +33,9 @@ class Plan:
         verbose: Show the output of all ranks.
         shutdown_timeout: Seconds that ranks have to exit after SIGTERM or Ctrl-C.
         store: Host and port of the launcher's store; "": there is none.
+        replicas: Replica groups of `nproc` processes each; 0: the processes train without them.
+        max_restarts: How often each group is started again.
+        gpus: The GPUs of all groups, in the words of `CUDA_VISIBLE_DEVICES`; (): there are none.
     """
 
     command: tuple[str, ...]
@@ -48,6 +51,9 @@ class Plan:
     verbose: bool
     shutdown_timeout: float
     store: str = ""
+    replicas: int = 0
+    max_restarts: int = 0
+    gpus: tuple[str, ...] = ()
 
     def variables(self, local_rank: int, environment: Mapping[str, str]) -> dict[str, str]:
         """Return the environment variables to set for a process of this node.
@@ -147,6 +153,14 @@ def _parser() -> argparse.ArgumentParser:
         help="time that ranks have to save and exit after SIGTERM or Ctrl-C, which are forwarded to them; "
         "another Ctrl-C kills them immediately. Default: 30",
     )
+    add(
+        "--replicas",
+        type=int,
+        metavar="N",
+        help="start N replica groups of --nproc processes on this machine, for composer-torchft: when one fails, the "
+        "others go on and it is started again. Also starts torchft's Lighthouse, unless TORCHFT_LIGHTHOUSE is set",
+    )
+    add("--max_restarts", type=int, default=10, metavar="N", help="for each replica group. Default: 10")
     add("--version", action="version", version=f"Composer {version('composer-launcher')}")
     add("training_script", help="the script, module or command")
     add("training_script_args", nargs=argparse.REMAINDER, help="its arguments; $RANK and the like differ by rank")
@@ -157,6 +171,9 @@ def _plan(given: argparse.Namespace, environment: Mapping[str, str]) -> Plan:
     if not 0 <= given.shutdown_timeout < float("inf"):
         raise ValueError(f"`--shutdown_timeout` must be a number of seconds, got {given.shutdown_timeout!r}. Use 30.")
     nproc = _nproc(given.nproc, environment)
+    gpus: tuple[str, ...] = ()
+    if given.replicas is not None:
+        nproc, gpus = _check_replicas(given, nproc, environment)
     world_size = _world_size(given.world_size, nproc, environment)
     single = world_size == nproc
     addr = given.master_addr or environment.get("MASTER_ADDR")
@@ -188,6 +205,9 @@ def _plan(given: argparse.Namespace, environment: Mapping[str, str]) -> Plan:
         captures_first=captures_first,
         verbose=given.verbose,
         shutdown_timeout=given.shutdown_timeout,
+        replicas=given.replicas or 0,
+        max_restarts=given.max_restarts,
+        gpus=gpus,
     )
     _check(plan, given, environment)
     return plan
@@ -213,6 +233,35 @@ def _nproc(given: int | None, environment: Mapping[str, str]) -> int:
     if nproc < 1:
         raise ValueError(f"`--nproc` must be at least 1, got {nproc}. Pass `-n` with the processes to start here.")
     return nproc
+
+
+def _check_replicas(
+    given: argparse.Namespace, nproc: int, environment: Mapping[str, str]
+) -> tuple[int, tuple[str, ...]]:
+    """Return the processes of each replica group, and the GPUs of all groups."""
+    import torch
+
+    if given.replicas < 1 or given.max_restarts < 0:
+        raise ValueError(
+            f"`--replicas` must be at least 1 and `--max_restarts` at least 0, got {given.replicas} and "
+            f"{given.max_restarts}."
+        )
+    others = ("world_size", "base_rank", "node_rank", "master_addr", "master_port", "stdout", "stderr")
+    if wrong := [f"`--{name}`" for name in others if getattr(given, name) is not None]:
+        raise ValueError(
+            f"`--replicas` starts groups on this machine alone, without {', '.join(wrong)}. Start each group by its "
+            f"own `composer`, with NUM_REPLICA_GROUPS, REPLICA_GROUP_ID and TORCHFT_LIGHTHOUSE."
+        )
+    count = torch.cuda.device_count()
+    if given.nproc is None:
+        nproc = max(1, count // given.replicas)
+    if 0 < count < given.replicas * nproc:
+        raise ValueError(
+            f"`--replicas` times `--nproc` must be at most the number of GPUs, {count}, got {given.replicas} times "
+            f"{nproc}."
+        )
+    named = [name for name in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    return nproc, tuple(named[:count] or map(str, range(count)))
 
 
 def _world_size(given: int | None, nproc: int, environment: Mapping[str, str]) -> int:

@@ -34,6 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         SystemExit: With status 2 if the command line is invalid, before anything is started.
     """
     plan = parse_plan(arguments, os.environ)
+    if plan.replicas:
+        return _run_groups(plan)
     try:
         plan, store = _with_ports(plan)
     except OSError as error:
@@ -49,6 +51,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status = _run(plan, signals)
     del store  # must live as long as the ranks
     return status
+
+
+def _run_groups(plan: Plan) -> int:
+    from composer.cli._replicas import run_groups
+
+    try:
+        return run_groups(plan, os.environ)
+    except ModuleNotFoundError as error:
+        print_message(f"error: {error}")
+        return 2
 
 
 def _run(plan: Plan, signals: Signals) -> int:
