@@ -37,7 +37,7 @@ _GRID = {
 }
 _SHORT_GRID = {name: _GRID[name] for name in ("lr", "warmup", "initial_std")}
 # What a search from torch's defaults found on the full budget of `shakespeare`; every search begins there.
-_START = {"weight_decay": 0.1, "beta2": 0.99, "warmup": 0.3, "initial_std": 0.06, "final_lr": 0.1, "max_norm": 0.25}
+_START = {"weight_decay": 0.1, "beta2": 0.95, "warmup": 0.3, "initial_std": 0.08, "final_lr": 0.1, "max_norm": 0.25}
 
 
 class _ClipNorm(Callback):
@@ -220,7 +220,7 @@ def record_gpt(width: int, layers: int, heads: int, text: Text) -> ComposerModel
 def shakespeare() -> Task:
     """Return the task on characters, with variants of learned and of rotary positions."""
     sizes = (64, 2, 4)
-    training, length = TextTraining(lr=6e-3, **_START), 128
+    training, length = TextTraining(lr=1.2e-2, **_START), 128
     return Task(
         name="shakespeare",
         version=3,
