@@ -264,7 +264,6 @@ class Sized(torch.utils.data.IterableDataset[Any]):
         return iter(examples()[:22][worker.id :: worker.num_workers])
 
 
-@pytest.mark.filterwarnings("ignore:This DataLoader will create 2 worker processes:UserWarning")  # with one core
 def test_the_length_of_a_stream_is_an_estimate() -> None:
     def make() -> Any:
         return torch.utils.data.DataLoader(Sized(), batch_size=10, num_workers=2)
@@ -272,7 +271,7 @@ def test_the_length_of_a_stream_is_an_estimate() -> None:
     assert len(make()) == 3
     with pytest.warns(UserWarning, match=r"more batches than its length, 3\..*Each of its 2 workers may") as caught:
         trainer = trained(make(), max_duration="2ep")
-    assert [warning.category for warning in caught].count(UserWarning) == 1
+    assert sum("more batches than its length" in str(warning.message) for warning in caught) == 1
     assert (trainer.state.timestamp.batch, trainer.state.timestamp.sample) == ("8ba", "44sp")
     assert sum(len(outputs) for outputs in trainer.predict(make())) == 22
     assert trainer.state.eval_timestamp.sample == 22
