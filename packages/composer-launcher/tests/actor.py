@@ -54,15 +54,19 @@ def lonely(folder: str) -> None:
 
 
 def replica(folder: str, name: str) -> None:
-    """Group 0 finishes when group 1 was started twice, and always fails; in `signals` both wait for one."""
+    """Group 1 fails twice, the second time when group 0 has finished; both fail `always`, or wait for `signals`."""
     group = os.environ["REPLICA_GROUP_ID"]
-    (Path(folder) / f"ready{group}.{os.getpid()}").write_text(os.environ["TORCHFT_LIGHTHOUSE"])
+    place = f"{os.environ['TORCHFT_LIGHTHOUSE']}, rank {RANK} of {os.environ['WORLD_SIZE']}"
+    (Path(folder) / f"ready{group}.{os.getpid()}").write_text(place)
     if name == "signals":
         time.sleep(600)
-    if name == "fails" or group == "1":
+    if name == "always" or (group == "1" and len([*Path(folder).glob("ready1.*")]) < 2):
         sys.exit(3)
     while len([*Path(folder).glob("ready1.*")]) < 2:
         time.sleep(0.01)
+    if group == "1":
+        time.sleep(2)  # until the launcher has noticed that group 0 finished
+        sys.exit(3)
 
 
 def sum_on_devices() -> None:

@@ -150,18 +150,27 @@ def test_return_codes_have_descriptions_and_exit_statuses() -> None:
 
 def replicas(folder: Path, name: str, **options: Any) -> subprocess.Popen[str]:
     command = [*COMPOSER, "--replicas", "2", "-n", "1", "--max_restarts", "1", ACTOR, "replica", str(folder), name]
-    environment = {**os.environ, "TORCHFT_LIGHTHOUSE": "http://given"}
+    nodes = {"WORLD_SIZE": "4", "NODE_RANK": "1", "MASTER_ADDR": "node0", "MASTER_PORT": "29500"}
+    environment = {**os.environ, **nodes, "TORCHFT_LIGHTHOUSE": "http://given"}
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment, **options)
 
 
-@pytest.mark.parametrize(("name", "status", "starts"), [("succeeds", 0, 3), ("fails", 3, 4)])
-def test_replica_groups_that_fail_are_started_again(tmp_path: Path, name: str, status: int, starts: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "status", "end"),
+    [
+        ("succeeds", 0, ", but another one has finished the run"),
+        ("always", 3, " and is not started again"),
+    ],
+)
+def test_replica_groups_that_fail_are_started_again(tmp_path: Path, name: str, status: int, end: str) -> None:
     with replicas(tmp_path, name) as process:
         _, printed = process.communicate()
         assert process.returncode == status
-    assert {path.read_text() for path in tmp_path.glob("ready*")} == {"http://given"}
-    assert len([*tmp_path.glob("ready*")]) == starts
-    assert "composer: replica group 1 is started again, 1/1." in printed
+    assert {path.read_text() for path in tmp_path.glob("ready*")} == {"http://given, rank 0 of 1"}
+    assert len([*tmp_path.glob("ready*")]) == 3 or name == "always"  # which ends the third one at its start
+    assert re.search("composer: replica group . failed with exit status 3 and is started again, 1/1.", printed)
+    assert re.search(f"composer: replica group . failed with exit status 3{end}.", printed)
+    assert ("so all end" in printed) == (name == "always")
 
 
 def test_replica_groups_get_a_signal_and_are_not_started_again(tmp_path: Path) -> None:

@@ -37,6 +37,10 @@ def plan(*arguments: str, **environment: str) -> Plan:
 # ---- arguments
 
 
+def test_replica_groups_are_on_one_node_whatever_the_environment_says() -> None:
+    assert plan("--replicas", "2", "-n", "1", **NODES).world_size == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "environment", "message"),
     [

@@ -70,8 +70,9 @@ def slowing(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.Lambda
 class Diary(Callback):
     """Writes a line for each batch: when it ended, its number, its samples, and those of all groups so far."""
 
-    def __init__(self, path: Path, groups: int, seconds: float, patience: float, dies_at: int) -> None:
-        self.path, self.groups, self.seconds, self.patience, self.dies_at = path, groups, seconds, patience, dies_at
+    def __init__(self, path: Path, groups: int, seconds: float, patience: float, dies_at: int, stops_at: int) -> None:
+        self.path, self.groups, self.seconds, self.patience = path, groups, seconds, patience
+        self.dies_at, self.stops_at = dies_at, stops_at
 
     def before_forward(self, state: State, logger: Logger) -> None:
         mark = self.path.with_suffix(".died")
@@ -84,6 +85,8 @@ class Diary(Callback):
         drawn = numbers_of(state.batch[0])
         with self.path.open("a") as file:
             file.write(json.dumps([time.time(), now.batch.value, drawn, now.sample.value]) + "\n")
+        if now.batch == self.stops_at:
+            state.stop_training()
         before = 0 if state.previous_timestamp is None else state.previous_timestamp.sample.value
         is_complete = now.sample.value - before == self.groups * dist.get_world_size() * len(drawn)
         time.sleep(self.seconds if is_complete else self.seconds + self.patience)
@@ -100,6 +103,7 @@ def main(
     saves: bool = False,
     shuffle: bool = False,
     dies_at: int = -1,
+    stops_at: int = -1,
     averages: bool = False,
 ) -> None:
     """Train.
@@ -115,6 +119,7 @@ def main(
         saves: Group 0 saves a checkpoint after every batch, and continues from the newest one.
         shuffle: Shuffle the samples.
         dies_at: The batch in which the last rank of the last group kills itself.
+        stops_at: The batch after which the first rank of the first group ends the run.
         averages: Average the weights, so that those at the end depend on all steps.
     """
     groups, group = int(os.environ["NUM_REPLICA_GROUPS"]), int(os.environ["REPLICA_GROUP_ID"])
@@ -135,6 +140,7 @@ def main(
             seconds,
             patience,
             dies_at if group == groups - 1 and rank == ranks - 1 else -1,
+            stops_at if group == rank == 0 else -1,
         ),
         algorithms=[EMA(half_life="10ba", update_interval="1ba")] if averages else None,
         parallelism_config={"torchft": {"fsdp": {}} if ranks > 1 else {}},

@@ -19,7 +19,7 @@ from replica_groups import Groups, lighthouse, wait_until
 from replica_run import OPTIMIZERS, Numbered, loader_of, make_model, numbers_of, slowing
 
 from composer.algorithms.batch_size_warmup import BatchSizeWarmup
-from composer.torchft import make_strategy
+from composer.torchft import TorchFT, make_strategy
 from composer.trainer import Trainer
 
 pytest.importorskip("torchft", reason="torchft has wheels for Linux only")
@@ -209,10 +209,18 @@ def test_the_launcher_starts_groups_and_a_dead_one_again(tmp_path: Path) -> None
     command = [sys.executable, "-m", "composer", "--replicas", "2", "-n", "1", script, json.dumps(options)]
     ended = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=True)
 
-    assert "composer: replica group 1 is started again, 1/10." in ended.stderr
+    assert "composer: replica group 1 failed with exit status 137 and is started again, 1/10." in ended.stderr
     weights = [torch.load(tmp_path / f"group{group}.pt") for group in range(2)]
     assert_close(weights[1], weights[0], 0.0)
     assert weights[1]["batch"] == 30
+
+
+def test_one_rank_may_end_the_run_of_its_group(address: str, tmp_path: Path) -> None:
+    groups = Groups(1, address, 2, folder=str(tmp_path), stops_at=3, timeout=15.0)
+
+    groups.wait()
+
+    assert len(groups.diary(0, rank=1)) == 3
 
 
 # ---- refusals, in one process ----
@@ -234,6 +242,10 @@ PLACE = {"groups": 2, "group": 0, "lighthouse": "http://localhost:1"}
 def test_a_wrong_configuration_is_refused_at_once(given: Any, message: str) -> None:
     with pytest.raises((TypeError, ValueError), match=message):
         make_strategy(given)
+
+
+def test_without_a_configuration_of_fsdp_a_group_is_one_process() -> None:
+    assert isinstance(make_strategy({**PLACE, "fsdp": None}), TorchFT)
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,8 @@ def make_strategy(config: Any) -> Strategy:
         TypeError: It is not a dict.
         ValueError: An entry is unknown, missing or wrong.
     """
-    return ShardedTorchFT(config) if isinstance(config, Mapping) and "fsdp" in config else TorchFT(config)
+    shards = isinstance(config, Mapping) and config.get("fsdp") is not None
+    return ShardedTorchFT(config) if shards else TorchFT(config)
 
 
 def _shard_of(groups: int, group: int) -> tuple[int, int]:

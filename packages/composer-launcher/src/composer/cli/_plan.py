@@ -174,6 +174,7 @@ def _plan(given: argparse.Namespace, environment: Mapping[str, str]) -> Plan:
     gpus: tuple[str, ...] = ()
     if given.replicas is not None:
         nproc, gpus = _check_replicas(given, nproc, environment)
+        environment = without_nodes(environment)
     world_size = _world_size(given.world_size, nproc, environment)
     single = world_size == nproc
     addr = given.master_addr or environment.get("MASTER_ADDR")
@@ -222,6 +223,12 @@ def _number(name: str, given: int | None, environment: Mapping[str, str]) -> int
         return int(text)
     except ValueError:
         raise ValueError(f"the environment variable `{name.upper()}` must be an integer, got {text!r}.") from None
+
+
+def without_nodes(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment without the variables of a job of several nodes; each replica group is a job of one."""
+    names = ("WORLD_SIZE", "BASE_RANK", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
+    return {name: value for name, value in environment.items() if name not in names}
 
 
 def _nproc(given: int | None, environment: Mapping[str, str]) -> int:

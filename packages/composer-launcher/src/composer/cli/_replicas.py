@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -26,7 +27,9 @@ _HEARTBEAT_MS, _JOIN_MS = 2_000, 60_000
 def run_groups(plan: Plan, environment: Mapping[str, str]) -> int:
     """Start all replica groups, and those that fail again, until all have ended.
 
-    A group is not started again when another one has finished, since the run is over then, or after a signal.
+    A group is started again as long as another one, which was not started after it, has the state of the run. If there
+    is none, such as when the program fails in all groups at its start, all end. After a signal, and when another group
+    has finished, none is started again.
 
     Returns:
         The exit status: 0 if a group has finished, or else that of the first one that has failed for good (128 + n if
@@ -40,30 +43,47 @@ def run_groups(plan: Plan, environment: Mapping[str, str]) -> int:
     with place as address, Signals() as signals:
         groups = {group: _start(plan, group, address, environment) for group in range(plan.replicas)}
         signals.listen()
-        restarts, codes, stopping = dict.fromkeys(groups, 0), list[int](), False
+        restarts, started = dict.fromkeys(groups, 0), dict.fromkeys(groups, 0.0)
+        codes, stopping = list[int](), False
         try:
             while groups:
                 while (number := signals.take()) is not None:
                     stopping = True
-                    for process in groups.values():
-                        process.send_signal(number)
+                    _send(number, groups)
                 for group, process in list(groups.items()):
                     code = process.poll()
                     if code is None:
                         continue
-                    again = code != 0 and not stopping and 0 not in codes and restarts[group] < plan.max_restarts
-                    if again:
+                    status = 128 - code if code < 0 else code
+                    survives = any(started[other] <= started[group] for other in groups if other != group)
+                    if code and survives and not stopping and 0 not in codes and restarts[group] < plan.max_restarts:
                         restarts[group] += 1
-                        print_message(f"replica group {group} is started again, {restarts[group]}/{plan.max_restarts}.")
+                        print_message(
+                            f"replica group {group} failed with exit status {status} and is started again, "
+                            f"{restarts[group]}/{plan.max_restarts}."
+                        )
+                        started[group] = time.monotonic()
                         groups[group] = _start(plan, group, address, environment)
-                    else:
-                        codes.append(128 - code if code < 0 else code)
-                        del groups[group]
+                        continue
+                    codes.append(status)
+                    del groups[group]
+                    if code and not stopping:
+                        rest = ", but another one has finished the run" if 0 in codes else " and is not started again"
+                        print_message(f"replica group {group} failed with exit status {status}{rest}.")
+                        if groups and not survives and 0 not in codes:
+                            print_message("No other group has the state of the run, so all end.")
+                            stopping = True
+                            _send(signal.SIGTERM, groups)
                 time.sleep(_POLL_SECONDS)
         finally:
             for process in groups.values():
                 process.kill()
     return 0 if 0 in codes else codes[0]
+
+
+def _send(number: int, groups: Mapping[int, subprocess.Popen[Any]]) -> None:
+    for process in groups.values():
+        process.send_signal(number)
 
 
 def _start(plan: Plan, group: int, address: str, environment: Mapping[str, str]) -> subprocess.Popen[Any]:

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from composer.cli._output import Outputs, print_message
-from composer.cli._plan import Plan, parse_plan
+from composer.cli._plan import Plan, parse_plan, without_nodes
 from composer.cli._signals import Signals
 
 _LOOPBACK = "127.0.0.1"
@@ -57,7 +57,7 @@ def _run_groups(plan: Plan) -> int:
     from composer.cli._replicas import run_groups
 
     try:
-        return run_groups(plan, os.environ)
+        return run_groups(plan, without_nodes(os.environ))
     except ModuleNotFoundError as error:
         print_message(f"error: {error}")
         return 2

@@ -233,7 +233,8 @@ class FitLoop:
             self._limit = state.max_duration  # it is extended on every rank
             return False
         if self.strategy.world_size > 1 and not state.is_over(self._limit):
-            # Perhaps only this rank has to stop; the others learn it in the next `any_finished` all-reduce.
+            # Perhaps only this rank has to stop; the others begin a batch, and learn it in their `any_finished`.
+            self.strategy.begin_batch()
             self.strategy.any_finished(False, stopped=True)
             self._stop()
         return True
