@@ -130,7 +130,7 @@ class Strategy:
     def begin_batch(self) -> None:
         """Prepare for a batch, before it is loaded. The state of the run is that of a checkpoint.
 
-        It is called once more at the end of an epoch, where the loader has no batch.
+        It is called once more at the end of an epoch, where the loader has no batch, and by a rank that ends the run.
         """
 
     def backward_context(self, last_microbatch: bool, sync: bool) -> AbstractContextManager[None] | None:
