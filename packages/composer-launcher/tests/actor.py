@@ -54,12 +54,21 @@ def lonely(folder: str) -> None:
 
 
 def replica(folder: str, name: str) -> None:
-    """Group 1 fails twice, the second time when group 0 has finished; both fail `always`, or wait for `signals`."""
+    """Group 1 fails twice, then when group 0 has finished; both fail `always`, in `turns`, or wait for `signals`."""
     group = os.environ["REPLICA_GROUP_ID"]
     place = f"{os.environ['TORCHFT_LIGHTHOUSE']}, rank {RANK} of {os.environ['WORLD_SIZE']}"
     (Path(folder) / f"ready{group}.{os.getpid()}").write_text(place)
     if name == "signals":
         time.sleep(600)
+    if name == "turns":
+        begun = [len([*Path(folder).glob(f"ready{each}.*")]) for each in range(2)]
+        if begun[int(group)] == 1:
+            while group == "1" and len([*Path(folder).glob("ready0.*")]) < 2:
+                time.sleep(0.01)
+            sys.exit(3)
+        while len([*Path(folder).glob("ready1.*")]) < 2:
+            time.sleep(0.01)
+        return
     if name == "always" or (group == "1" and len([*Path(folder).glob("ready1.*")]) < 2):
         sys.exit(3)
     while len([*Path(folder).glob("ready1.*")]) < 2:

@@ -173,6 +173,14 @@ def test_replica_groups_that_fail_are_started_again(tmp_path: Path, name: str, s
     assert ("so all end" in printed) == (name == "always")
 
 
+def test_replica_groups_may_fail_in_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second one fails when the first one, which was started again, has the state of the run."""
+    monkeypatch.setenv("TORCHFT_LIGHTHOUSE", "http://given")
+    monkeypatch.setattr("composer.cli._replicas._START_SECONDS", 0.0)
+    assert main(["--replicas", "2", "-n", "1", ACTOR, "replica", str(tmp_path), "turns"]) == 0
+    assert len([*tmp_path.glob("ready*")]) == 4
+
+
 def test_replica_groups_get_a_signal_and_are_not_started_again(tmp_path: Path) -> None:
     with replicas(tmp_path, "signals") as process:
         while len([*tmp_path.glob("ready*")]) < 2:

@@ -7,19 +7,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from composer.cli._output import print_message
 from composer.cli._plan import Plan
 from composer.cli._signals import Signals
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 _POLL_SECONDS = 0.1
+_START_SECONDS = 10.0  # a group that was started again so recently does not have the state of the run yet
 _LIGHTHOUSE = "TORCHFT_LIGHTHOUSE"
 _HEARTBEAT_MS, _JOIN_MS = 2_000, 60_000
 
@@ -27,9 +25,9 @@ _HEARTBEAT_MS, _JOIN_MS = 2_000, 60_000
 def run_groups(plan: Plan, environment: Mapping[str, str]) -> int:
     """Start all replica groups, and those that fail again, until all have ended.
 
-    A group is started again as long as another one, which was not started after it, has the state of the run. If there
-    is none, such as when the program fails in all groups at its start, all end. After a signal, and when another group
-    has finished, none is started again.
+    A group is started again as long as another one has the state of the run. If none has, such as when the program
+    fails in all groups at its start, all end. After a signal, and when another group has finished, none is started
+    again.
 
     Returns:
         The exit status: 0 if a group has finished, or else that of the first one that has failed for good (128 + n if
@@ -55,7 +53,8 @@ def run_groups(plan: Plan, environment: Mapping[str, str]) -> int:
                     if code is None:
                         continue
                     status = 128 - code if code < 0 else code
-                    survives = any(started[other] <= started[group] for other in groups if other != group)
+                    since = max(started[group], time.monotonic() - _START_SECONDS)
+                    survives = any(started[other] <= since for other in groups if other != group)
                     if code and survives and not stopping and 0 not in codes and restarts[group] < plan.max_restarts:
                         restarts[group] += 1
                         print_message(
@@ -71,7 +70,7 @@ def run_groups(plan: Plan, environment: Mapping[str, str]) -> int:
                         rest = ", but another one has finished the run" if 0 in codes else " and is not started again"
                         print_message(f"replica group {group} failed with exit status {status}{rest}.")
                         if groups and not survives and 0 not in codes:
-                            print_message("No other group has the state of the run, so all end.")
+                            print_message("no other group has the state of the run, so all end.")
                             stopping = True
                             _send(signal.SIGTERM, groups)
                 time.sleep(_POLL_SECONDS)
