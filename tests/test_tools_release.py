@@ -565,11 +565,15 @@ def test_a_release_that_was_killed_is_finished_or_undone(
             finally:
                 os._exit(0)
         os.setpgid(child, child)  # Here and in the child, as either may come first.
-        time.sleep(moments.uniform(duration / 3, duration))  # Before that, it only checks.
+        marker = killed.root / ".git" / "composer-release"
+        deadline = time.monotonic() + 10 * duration
+        while not marker.is_file() and time.monotonic() < deadline:  # Before that, it only checks.
+            time.sleep(0.001)
+        time.sleep(moments.uniform(0, duration / 2) if number else 0)
         os.killpg(child, signal.SIGKILL)  # This kills its git and towncrier, too.
         os.waitpid(child, 0)
         other = copy(killed.root, f"other {number}")
-        if not (killed.root / ".git" / "composer-release").is_file():
+        if not marker.is_file():
             assert state(killed.root) in (before, after)
             continue
         interrupted += 1

@@ -424,7 +424,9 @@ from pathlib import Path
 from composer.checkpoint.storage import storage_of
 from composer.checkpoint.upload import Uploader
 
-uploader = Uploader(storage_of(sys.argv[1]), timeout=60)
+storage = storage_of(sys.argv[1])
+storage.check_writable()
+uploader = Uploader(storage, timeout=60)
 for index in range(3):
     source = Path(sys.argv[2]) / str(index)
     source.write_text(str(index))
