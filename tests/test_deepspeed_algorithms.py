@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 from functools import partial
 from typing import Any
@@ -54,19 +55,23 @@ def train(name: str, stage: int | None) -> dict[str, torch.Tensor]:
 
 
 def run_all() -> dict[tuple[str, int], Any]:
-    """Return the largest difference of a weight to DDP, or the reason of the refusal, by algorithm and stage."""
+    """Return the reasons of refusals by algorithm and stage, and the largest difference of a weight to DDP.
+
+    What trains with divided weights, at stage 3, is not trained with whole ones, at stage 2.
+    """
     found: dict[tuple[str, int], Any] = {}
+    gc.freeze()  # DeepSpeed collects garbage in each construction: half a second with everything that is imported
     for name in CLASSES:
-        expected: dict[str, torch.Tensor] = {}
-        for stage in (2, 3):
+        for stage in (3, 2):
             try:
                 actual = train(name, stage)
             except ValueError as error:
                 found[name, stage] = str(error)
                 continue
-            expected = expected or train(name, None)
+            expected = train(name, None)
             assert actual.keys() == expected.keys()
             found[name, stage] = max((actual[key] - tensor).abs().max().item() for key, tensor in expected.items())
+            break
     return found
 
 
@@ -75,12 +80,12 @@ def found() -> dict[tuple[str, int], Any]:
     return run_on_ranks(run_all, 2, backend=None)[0]
 
 
-@pytest.mark.parametrize("stage", [2, 3])
 @pytest.mark.parametrize("name", CLASSES)
-def test_it_trains_as_with_ddp_or_is_refused(found: dict[tuple[str, int], Any], name: str, stage: int) -> None:
-    refused = {each for least, names in REFUSED.items() if stage >= least for each in names.split()}
-    outcome = found[name, stage]
-    if name in refused:
+def test_it_trains_as_with_ddp_or_is_refused(found: dict[tuple[str, int], Any], name: str) -> None:
+    least = next((least for least, names in REFUSED.items() if name in names.split()), 4)
+    for stage in (3, 2):
+        outcome = found[name, stage]
+        if stage < least:
+            assert outcome < 1e-5
+            break
         assert f"`algorithms` cannot all run with DeepSpeed. `{name}`: " in outcome
-    else:
-        assert outcome < 1e-5

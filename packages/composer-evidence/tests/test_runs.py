@@ -18,10 +18,10 @@ from tiny_tasks import Points, network, tiny
 
 from composer.algorithms.label_smoothing import LabelSmoothing
 from composer.algorithms.muon import Muon
-from composer.core import Algorithm, Callback
+from composer.core import Callback
 from composer.datasets.device_loader import DeviceLoader
 from composer.evidence import Incomplete, Ledger, Runner, RunResult, RunSpec, Variant, _preload, merge
-from composer.evidence.methods import TEACHER
+from composer.evidence.methods import TEACHER, member_of
 from composer.evidence.run import environment, execute, hold_machine, machine_lock, make_trainer, write_atomically
 from composer.evidence.runner import visible_gpus
 from composer.evidence.steptime import measure_in_process
@@ -106,7 +106,7 @@ def test_a_teacher_is_plain_trained_for_longer_and_shared_by_all_runs(tmp_path: 
     execute(task, data, replace(taught, seed=1, settings={"lr": 0.1}), tmp_path)
     assert file.stat().st_mtime_ns == modified
     assert results == [execute(task, data, replace(taught, seed=seed), own).score() for seed in (1, 2)]
-    with make_trainer(task, data, replace(spec(seed=60_000), steps=4 * task.steps), []) as (trainer, _, _):
+    with make_trainer(task, data, replace(spec(seed=60_000), steps=4 * task.steps)) as (trainer, _, _):
         trainer.fit()
     deep_compare(torch.load(file, weights_only=True), dict(trainer.state.model.state_dict()))
 
@@ -158,6 +158,7 @@ def test_a_curve_has_the_validation_part() -> None:
 def test_the_lock_of_the_machine_is_in_the_cache_folder_of_the_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     in_cache_folder = machine_lock()
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
@@ -277,8 +278,8 @@ class Tuned(AdamW):
     def callbacks(self) -> list[Callback]:
         return [Callback()]
 
-    def algorithms(self) -> list[Algorithm]:
-        return [Muon()]
+    def algorithms(self) -> list[tuple[str, dict[str, Any]]]:
+        return [("Muon", {"momentum": 0.9})]
 
 
 @dataclass(frozen=True)
@@ -291,8 +292,12 @@ class Batched(Points):
 def test_initialization_callbacks_algorithms_and_batch_size_belong_to_the_settings() -> None:
     task, data = tiny(variants={"tuned": Variant(partial(network, 8), Tuned(lr=0.1), {})}), Batched()
     spec = RunSpec("tiny", "hash", "validation", "tuned", 8, settings={"initial": 0.25, "batch_size": 32})
-    with make_trainer(task, data, spec, [LabelSmoothing()]) as (trainer, train, _):
-        assert [type(each) for each in trainer.state.algorithms] == [Muon, LabelSmoothing]
+    stack = (("LabelSmoothing", {}), ("Muon", {"row_floor": 0.5}))  # an option of what plain training has already
+    with make_trainer(task, data, replace(spec, stack=stack)) as (trainer, train, _):
+        muon, smoothing = trainer.state.algorithms
+        assert isinstance(muon, Muon)
+        assert isinstance(smoothing, LabelSmoothing)
+        assert (muon.momentum, muon.row_floor) == (0.9, 0.5)
         assert all(bool((p == 0.25).all()) for p in trainer.state.model.parameters())
         assert any(type(callback) is Callback for callback in trainer.state.callbacks)
         assert (train.batch_size, str(trainer.state.max_duration)) == (32, "4ba")  # as many samples in fewer steps
@@ -305,11 +310,13 @@ def test_the_tasks_on_text_train(tmp_path: Path, variant: str) -> None:
     name, variant = variant.split()
     task = load_task(name)
     data = task.data(text)
-    spec = RunSpec(name, task.hash(data), "validation", variant, 2, eval_batches=1)
+    options = tuple(member_of(task, method) for method in task.algorithms)  # all together
+    spec = RunSpec(name, task.hash(data), "validation", variant, 2, stack=options, eval_batches=1)
 
     result = execute(task, data, spec)
 
     assert result.status == "finished", result.message
+    assert result.message == ""
 
 
 def test_muon_belongs_to_plain_training_of_the_records(tmp_path: Path) -> None:
@@ -320,7 +327,7 @@ def test_muon_belongs_to_plain_training_of_the_records(tmp_path: Path) -> None:
     parameters, optimizers = [], []
     for settings in ({}, {"initial_scale": 2.0, "projection_std": 1.0, "matrix_rate": 0.25, "momentum": 0.9}):
         spec = RunSpec(task.name, task.hash(data), "validation", "muon", 1, settings=settings)
-        with make_trainer(task, data, spec, []) as (trainer, _, _):
+        with make_trainer(task, data, spec) as (trainer, _, _):
             parameters.append(
                 {name.rpartition(".")[0]: p.detach() for name, p in trainer.state.model.named_parameters()}
             )

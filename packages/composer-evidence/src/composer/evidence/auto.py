@@ -14,7 +14,7 @@ import torch
 import yaml
 
 from composer.core import Algorithm
-from composer.evidence.methods import METHODS, arguments_of, make_algorithms, reason_against, training_beside
+from composer.evidence.methods import make_algorithms, member_of, names_of, reason_against, training_beside
 from composer.evidence.page import markdown, show_effect, write_page
 from composer.evidence.run import RunResult, RunSpec, write_atomically
 from composer.evidence.runner import Runner
@@ -111,7 +111,7 @@ def run_all(
         ValueError: The time is too short for one method.
     """
     study = Study(runner, plan, command)
-    names = list(METHODS if methods is None else methods)
+    names = names_of(runner.task) if methods is None else methods
     refused = {name: reason for name in names if (reason := reason_against(runner.task, [name])) is not None}
     usable = [name for name in names if name not in refused]
     schedule = _schedule(study, usable, hours, plan)
@@ -147,11 +147,11 @@ def run_quick(runner: Runner, *, minutes: float = 5.0, methods: Sequence[str] | 
     task, variant = runner.task, next(iter(runner.task.variants))
 
     def specs_of(name: str, count: int) -> list[RunSpec]:
-        stack = () if name == "plain" else ((name, arguments_of(task, name)),)
+        stack = () if name == "plain" else (member_of(task, name),)
         own = task.base.get(name, variant)
         return [runner.spec("validation", own, task.steps, stack=stack, seed=seed) for seed in range(count)]
 
-    names = list(METHODS if methods is None else methods)
+    names = names_of(task) if methods is None else methods
     against = {name: reason for name in names if (reason := reason_against(task, [name])) is not None}
     elsewhere = [name for name in names if task.base.get(name, variant) != variant]
     against |= {name: ("not judged", f"it needs the variant {task.base[name]}") for name in elsewhere}
@@ -271,8 +271,10 @@ def load_recipe(path: Path | str, teacher: torch.nn.Module | None = None) -> tup
 
     recipe = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     training: Any = load_task(recipe["task"]).variants[recipe["variant"]].training
+    training = replace(training, **recipe["training"])
     stack = [(name, arguments) for member in recipe["algorithms"] for name, arguments in member.items()]
-    return training_beside(stack, replace(training, **recipe["training"])), make_algorithms(stack, take_teacher)
+    algorithms = make_algorithms([*getattr(training, "algorithms", list)(), *stack], take_teacher)
+    return training_beside(stack, training), algorithms
 
 
 def _value(entry: dict[str, Any]) -> float:

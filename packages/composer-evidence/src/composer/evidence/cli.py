@@ -11,7 +11,7 @@ from pathlib import Path
 
 from composer.evidence.auto import run_all, run_quick, write_recipe
 from composer.evidence.ledger import PUBLISHED, Ledger, merge
-from composer.evidence.methods import METHODS, class_of, reason_against
+from composer.evidence.methods import class_of, method_of, names_of, reason_against
 from composer.evidence.page import explain, table, write_page
 from composer.evidence.runner import Incomplete, Runner
 from composer.evidence.study import Plan, Study, replay
@@ -155,9 +155,6 @@ def _shard(text: str) -> tuple[int, int]:
 
 
 def _study(chosen: argparse.Namespace, reference: str) -> Study:
-    for name in getattr(chosen, "methods", None) or ():
-        for member in name.split("+"):
-            class_of(member)  # a misspelt name is an error, not a verdict
     runner = Runner(
         reference,
         chosen.out,
@@ -168,6 +165,9 @@ def _study(chosen: argparse.Namespace, reference: str) -> Study:
         shard=chosen.shard,
         say=lambda text: print(text, flush=True),
     )
+    for name in getattr(chosen, "methods", None) or ():
+        for member in name.split("+"):
+            class_of(method_of(runner.task, member).name)  # a misspelt name is an error, not a verdict
     return Study(runner, _plan(chosen), chosen.line)
 
 
@@ -183,7 +183,7 @@ def _given(chosen: argparse.Namespace) -> dict[str, int]:
 def _tasks(chosen: argparse.Namespace) -> None:
     for name in TASKS:
         task = load_task(name)
-        applicable = [method for method in METHODS if reason_against(task, [method]) is None]
+        applicable = [method for method in names_of(task) if reason_against(task, [method]) is None]
         print(f"{name}: {task.summary} {task.steps} steps, by {task.metric.title}.")
         print(f"  methods: {' '.join(applicable)}")
 

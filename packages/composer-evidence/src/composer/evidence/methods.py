@@ -113,20 +113,32 @@ METHODS: Mapping[str, Method] = {method.name: method for method in _ALL}
 """The declared methods by name; those at the beginning are tried first if time is limited."""
 
 
-def method_of(name: str) -> Method:
-    """Return a declared method, or one with the defaults of any other installed algorithm."""
-    return METHODS.get(name, Method(name))
+def method_of(task: Task, name: str) -> Method:
+    """Return a declared method, or one with the defaults of any other installed algorithm.
+
+    Args:
+        task: The task, which may have methods of its own.
+        name: The name of the method.
+    """
+    algorithm = task.algorithms.get(name, name)
+    return METHODS.get(algorithm, Method(algorithm))
 
 
-def arguments_of(task: Task, name: str) -> dict[str, Any]:
-    """Return the arguments of a method on a task, before they are tuned."""
-    return {**method_of(name).arguments, **task.arguments.get(name, {})}
+def names_of(task: Task) -> list[str]:
+    """Return all declared methods, those of the task first."""
+    return [*task.algorithms, *METHODS]
+
+
+def member_of(task: Task, name: str) -> tuple[str, dict[str, Any]]:
+    """Return the algorithm of a method on a task, and its arguments before they are tuned."""
+    method = method_of(task, name)
+    return method.name, {**method.arguments, **task.arguments.get(name, {})}
 
 
 def grid_of(task: Task, name: str) -> Mapping[str, Grid]:
     """Return the arguments of a method to tune on a task."""
     fixed = task.arguments.get(name, {})
-    grid = task.grids.get(name, method_of(name).grid)
+    grid = task.grids.get(name, method_of(task, name).grid)
     return {key: values for key, values in grid.items() if key not in fixed or name in task.grids}
 
 
@@ -154,14 +166,17 @@ def make_algorithms(
     """Construct the algorithms of a stack.
 
     Args:
-        stack: Class names and arguments.
+        stack: Class names and arguments; those of one class are joined.
         teacher: Returns the network for an argument that is `TEACHER`.
 
     Raises:
         ValueError: An algorithm is not installed, or an argument is invalid.
     """
-    algorithms = []
+    joined: dict[str, dict[str, Any]] = {}
     for name, arguments in stack:
+        joined.setdefault(name, {}).update(arguments)
+    algorithms = []
+    for name, arguments in joined.items():
         make = class_of(name)
         try:
             algorithms.append(
@@ -201,7 +216,7 @@ def training_beside(stack: Sequence[tuple[str, Mapping[str, Any]]], training: An
     Returns:
         `training`, or the same with a constant learning rate if a method replaces its schedule.
     """
-    return _Constant(training) if any(method_of(name).schedules for name, _ in stack) else training
+    return _Constant(training) if any(name in METHODS and METHODS[name].schedules for name, _ in stack) else training
 
 
 def reason_against(task: Task, names: Sequence[str]) -> tuple[str, str] | None:
@@ -215,15 +230,17 @@ def reason_against(task: Task, names: Sequence[str]) -> tuple[str, str] | None:
         A verdict ("not applicable" or "not judged") and the reason; None if nothing is known against them.
     """
     for name in names:
-        method = method_of(name)
+        method = method_of(task, name)
         if name in task.not_judged:
             return "not judged", task.not_judged[name]
         if method.kind not in ("any", task.kind):
             return "not applicable", f"{name} needs {method.kind}, and the inputs of {task.name} are {task.kind}"
         if method.regularizes and not task.judges_regularizers:
             return "not judged", f"{name} regularizes, and the budget of {task.name} is too short for that"
+    if len(set(names)) < len(names):
+        return "not applicable", f"a method is given twice: {', '.join(names)}"
     try:
-        Ordering(make_algorithms([(name, arguments_of(task, name)) for name in names]))
+        Ordering(make_algorithms([member_of(task, name) for name in names]))
     except (ConflictError, OrderingError, ValueError) as error:
         return "not applicable", str(error)
     return None

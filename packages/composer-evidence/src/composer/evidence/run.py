@@ -11,7 +11,7 @@ import platform
 import time
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
@@ -24,7 +24,7 @@ import torch
 from composer.algorithms.utils.batchnorm import recalibrate_batchnorm
 from composer.algorithms.warnings import NoEffectWarning, NotIntendedUseWarning
 from composer.checkpoint.durable import atomic_write
-from composer.core import Algorithm, Callback, Engine, Evaluator, Event, State
+from composer.core import Callback, Engine, Evaluator, Event, State
 from composer.evidence.methods import make_algorithms, training_beside
 from composer.evidence.task import Part, Task, digest
 from composer.loggers import InMemoryLogger, Logger
@@ -226,8 +226,8 @@ def _train(task: Task, data: Any, spec: RunSpec, folder: Path | None) -> RunResu
     others: dict[str, Any] = {"run_name": spec.id, "loggers": [memory], "callbacks": [sides] if spec.averages else []}
     if spec.num_curve:
         others |= {"eval_label": _CURVE, "eval_interval": f"{max(1, spec.steps // spec.num_curve)}ba"}
-    algorithms = make_algorithms(spec.stack, partial(_teach, task, data, spec, folder))
-    with make_trainer(task, data, spec, algorithms, **others) as (trainer, train, evaluated):
+    teacher = partial(_teach, task, data, spec, folder)
+    with make_trainer(task, data, spec, teacher, **others) as (trainer, train, evaluated):
         begin = _clock(spec.device)
         trainer.fit()
         train_seconds = _clock(spec.device) - begin
@@ -239,7 +239,7 @@ def _train(task: Task, data: Any, spec: RunSpec, folder: Path | None) -> RunResu
 
 
 def make_trainer(
-    task: Task, data: Any, spec: RunSpec, algorithms: Sequence[Algorithm], **others: Any
+    task: Task, data: Any, spec: RunSpec, teacher: Callable[[], torch.nn.Module] = torch.nn.Identity, **others: Any
 ) -> AbstractContextManager[tuple[Trainer, Any, Any]]:
     """Return the context of a run, which has its Trainer and both loaders; see `trainer_of_run` of composer-recipes.
 
@@ -247,7 +247,7 @@ def make_trainer(
         task: The task.
         data: Its loaded data.
         spec: The run.
-        algorithms: The algorithms of the run.
+        teacher: Returns the network for an argument that is `TEACHER`.
         **others: More arguments of the Trainer.
     """
     variant: Any = task.variants[spec.variant]
@@ -273,7 +273,7 @@ def make_trainer(
         num_batches=num_batches,
         seed=spec.seed,
         device=spec.device,
-        algorithms=[*getattr(training, "algorithms", list)(), *algorithms],
+        algorithms=make_algorithms([*getattr(training, "algorithms", list)(), *spec.stack], teacher),
         precision=spec.precision,
         deterministic_mode=True,
         **others,
@@ -289,7 +289,7 @@ def _teach(task: Task, data: Any, spec: RunSpec, folder: Path | None) -> torch.n
     steps = _TEACHER_BUDGETS * task.steps
     own = RunSpec(spec.task, spec.task_hash, "validation", spec.variant, steps, seed=_TEACHER_SEED, **others)
     path = None if folder is None else folder / f"teacher-{own.id}.pt"
-    with _alone(path), make_trainer(task, data, own, []) as (trainer, _, _):
+    with _alone(path), make_trainer(task, data, own) as (trainer, _, _):
         model = trainer.state.model
         if path is not None and path.exists():
             model.load_state_dict(torch.load(path, weights_only=True))

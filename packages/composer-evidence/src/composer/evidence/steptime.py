@@ -201,8 +201,7 @@ def _interleave(
 
 def _run_of(task: Task, data: Any, spec: RunSpec, callback: Callback) -> AbstractContextManager[tuple[Any, Any, Any]]:
     # An untrained teacher takes the same time and memory.
-    algorithms = make_algorithms(spec.stack, partial(task.variants[spec.variant].model, data))
-    return make_trainer(task, data, spec, algorithms, callbacks=[callback])
+    return make_trainer(task, data, spec, partial(task.variants[spec.variant].model, data), callbacks=[callback])
 
 
 class _Activations(Callback):

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from composer.evidence.methods import arguments_of, grid_of, method_of, reason_against
+from composer.evidence.methods import grid_of, member_of, method_of, reason_against
 from composer.evidence.run import RunResult, RunSpec, environment
 from composer.evidence.runner import Runner
 from composer.evidence.search import Search, SearchError, search
@@ -297,7 +297,7 @@ class Study:
         for name in names:
             members = name.split("+")
             # An average of the weights may start later than the few steps of the trial run.
-            tried = [member for member in members if not method_of(member).averages]
+            tried = [member for member in members if not method_of(self.task, member).averages]
             against = reason_against(self.task, members)
             bases = {self.task.base[member] for member in members if member in self.task.base}
             if against is not None:
@@ -310,7 +310,7 @@ class Study:
                     "validation",
                     self._variant_of(members, plain),
                     min(_PROBE_STEPS, self.task.steps),
-                    stack=tuple((member, arguments_of(self.task, member)) for member in tried),
+                    stack=tuple(member_of(self.task, member) for member in tried),
                     eval_batches=1,
                     seed=_TUNE,
                 )
@@ -336,11 +336,11 @@ class Study:
         grid: dict[str, Grid] = {}
         start: dict[str, Any] = {}
         if len(members) == 1:  # a stack takes the arguments that were tuned for its members alone
-            arguments = arguments_of(self.task, name)
+            arguments = member_of(self.task, name)[1]
             for key, values in grid_of(self.task, name).items():
                 grid[f"{name}.{key}"] = values
                 start[f"{name}.{key}"] = arguments.get(key, values.values[-1])
-        averages = len(members) == 1 and method_of(name).averages and variant == plain.variant
+        averages = len(members) == 1 and method_of(self.task, name).averages and variant == plain.variant
         if "lr" in base.settings and not averages:
             rate = float(base.settings["lr"])
             grid["lr"] = Grid(tuple(float(f"{factor * rate:.4g}") for factor in _LR_FACTORS))
@@ -368,12 +368,12 @@ class Study:
         settings = {**base.settings, **({"lr": point["lr"]} if "lr" in point else {})}
         stack = []
         for member in members:
-            arguments = arguments_of(self.task, member)
+            algorithm, arguments = member_of(self.task, member)
             if len(members) > 1:
                 arguments |= self._tuned_arguments(member)
             prefix = f"{member}."
             arguments |= {key[len(prefix) :]: value for key, value in point.items() if key.startswith(prefix)}
-            stack.append((member, arguments))
+            stack.append((algorithm, arguments))
         return _Candidate(name, variant, settings, tuple(stack), entry)
 
     def _tuned_arguments(self, member: str) -> dict[str, Any]:

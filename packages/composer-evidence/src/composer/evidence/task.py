@@ -46,9 +46,9 @@ class Training(Protocol):
     """Optimization of a run: a frozen dataclass whose fields can be tuned, such as `composer.recipes.AdamW`.
 
     A class of your own may also have what else a practitioner tunes: `prepare(model)`, which is called with the new
-    network (another initialization), `callbacks()` (gradient clipping), `algorithms()` (what plain training has
-    already, such as Muon), and `batch_size`, which is then passed on to the loaders. Runs with another batch size have
-    as many more or fewer steps, so that all see the same samples.
+    network (another initialization), `callbacks()` (gradient clipping), `algorithms()` (names and arguments of what
+    plain training has already, such as Muon), and `batch_size`, which is then passed on to the loaders. Runs with
+    another batch size have as many more or fewer steps, so that all see the same samples.
     """
 
     def optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:
@@ -154,6 +154,8 @@ class Task:
         steps: The full budget, in optimizer steps.
         ladder: The budgets of plain training as fractions of the full one. It has 1 and a smaller one.
         kind: Inputs of the network, which say what applies: "images", "tokens" or "other".
+        algorithms: Method -> algorithm in `composer.algorithms`, where a method is an option of an algorithm. One that
+            plain training has already gets that option.
         base: Method -> variant to which it is applied, where that is not plain (ALiBi replaces learned positions).
         arguments: Method -> arguments that this task determines.
         grids: Method -> argument -> grid, in place of those of the method.
@@ -174,6 +176,7 @@ class Task:
     steps: int
     ladder: Sequence[float] = (0.25, 0.5, 0.75, 1.0)
     kind: Literal["images", "tokens", "other"] = "other"
+    algorithms: Mapping[str, str] = field(default_factory=dict)
     base: Mapping[str, str] = field(default_factory=dict)
     arguments: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     grids: Mapping[str, Mapping[str, Grid]] = field(default_factory=dict)

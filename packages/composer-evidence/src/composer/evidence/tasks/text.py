@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
-from composer.algorithms.muon import Muon
-from composer.core import Algorithm, Callback, State
+from composer.core import Callback, State
 from composer.datasets import CharTokenizer, build_text_dataloader
 from composer.devices import Device
 from composer.evidence.run import cache_folder, write_atomically
@@ -110,9 +109,9 @@ class MuonTraining(TextTraining):
                 if name.endswith(("attention_out.weight", "down.weight")):
                     parameter.mul_(self.projection_std)
 
-    def algorithms(self) -> list[Algorithm]:
+    def algorithms(self) -> list[tuple[str, dict[str, Any]]]:
         """Return Muon."""
-        return [Muon(lr=self.lr * self.matrix_rate, momentum=self.momentum)]
+        return [("Muon", {"lr": self.lr * self.matrix_rate, "momentum": self.momentum})]
 
 
 @dataclass(frozen=True)
@@ -296,6 +295,20 @@ def _records(size: str, width: int, layers: int, steps: int, batch_size: int) ->
         steps=steps,
         ladder=(0.7, 0.85, 1.0),
         kind="tokens",
+        algorithms={"TwoMomenta": "Muon", "RowFloor": "Muon", "SOAPMuon": "Muon", "TailReadout": "EMA"},
+        arguments={
+            "TwoMomenta": {
+                "momentum": (0.85, 0.98),
+                "momentum_weights": (0.4385, 0.5615),
+                "momentum_start": "0.25dur",
+            },
+            "SOAPMuon": {"soap_beta": 0.9, "soap_frequency": 10},
+            "TailReadout": {"update_interval": "1ba", "ema_start": "0.8dur", "half_life": "20ba", "blend": 0.6},
+        },
+        grids={
+            "RowFloor": {"row_floor": Grid((0.1, 0.2, 0.3825))},
+            "TailReadout": {"half_life": Grid(("10ba", "20ba", "40ba")), "blend": Grid((0.4, 0.6, 0.8), high=1.0)},
+        },
         judges_regularizers=False,
     )
 
