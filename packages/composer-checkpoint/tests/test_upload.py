@@ -424,9 +424,7 @@ from pathlib import Path
 from composer.checkpoint.storage import storage_of
 from composer.checkpoint.upload import Uploader
 
-storage = storage_of(sys.argv[1])
-storage.check_writable()
-uploader = Uploader(storage, timeout=60)
+uploader = Uploader(storage_of(sys.argv[1]), timeout=60)
 for index in range(3):
     source = Path(sys.argv[2]) / str(index)
     source.write_text(str(index))
@@ -435,6 +433,10 @@ raise SystemExit(7)
 """
 
 
+@pytest.mark.skipif(
+    (3, 12) <= sys.version_info < (3, 12, 3),
+    reason="at its end Python 3.12.0 to 3.12.2 start no threads, which s3fs needs (python/cpython#113964)",
+)
 def test_a_process_that_ends_without_closing_uploads_what_waits(s3: str, tmp_path: Path) -> None:
     child = subprocess.run([sys.executable, "-c", _PROGRAM, s3, str(tmp_path)], timeout=90, check=False)
     storage = storage_of(s3)
