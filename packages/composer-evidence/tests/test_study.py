@@ -325,6 +325,7 @@ def test_gains_also_of_plain_over_itself_are_judged_on_fresh_seeds(
     monkeypatch.setattr("composer.evidence.verdicts.judge", judge_all_as_gains)
     monkeypatch.setattr("composer.evidence.study._is_better", lambda compared: True)
     monkeypatch.setattr(study, "_step_times", lambda candidates, plain: {each.name: dict(COSTS) for each in candidates})
+    assert "time_to_target" not in of(study.measure(["Muon", "Alibi"]), "Muon", "confirmation")
     entries = study.measure(["Muon"])
     for method in ("Muon", AA):
         first, fresh = of(entries, method), of(entries, method, "confirmation")

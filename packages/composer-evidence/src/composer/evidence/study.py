@@ -227,6 +227,9 @@ class Study:
     def measure(self, methods: Sequence[str]) -> list[dict[str, Any]]:
         """Measure methods on the test part, and confirm gains on fresh seeds.
 
+        The time to the target takes as long as the measurement of several methods: it is measured for stacks, and for
+        a method that is the only one.
+
         Args:
             methods: Class names in `composer.algorithms`; "A+B" is a stack.
 
@@ -252,11 +255,22 @@ class Study:
             measured[name] = self._entry_of("measurement", about)
         judged = self.verdicts()
         gains = [c for c in everything if _gained_first(judged[c.name])]
-        confirmed = [self._confirm(plain, candidate, measured[candidate.name], ladder) for candidate in gains]
+        confirmed = [
+            self._confirm(
+                plain, each, measured[each.name], ladder, with_target=len(methods) == 1 or len(each.stack) > 1
+            )
+            for each in gains
+        ]
         return [*entries, *measured.values(), *confirmed]
 
     def _confirm(
-        self, plain: Plain, candidate: _Candidate, first: Mapping[str, Any], ladder: Sequence[Rung]
+        self,
+        plain: Plain,
+        candidate: _Candidate,
+        first: Mapping[str, Any],
+        ladder: Sequence[Rung],
+        *,
+        with_target: bool,
     ) -> dict[str, Any]:
         """Measure a gain again, with seeds of method and control that nothing else uses, and return the entry.
 
@@ -269,7 +283,7 @@ class Study:
         if candidate.name != AA:
             about |= self._costs(controls, results, first["step_time"], ladder)
             about |= {"curves": first["curves"]} if "curves" in first else {}
-            if about["comparison"] is not None and _is_better(about["comparison"]):
+            if with_target and about["comparison"] is not None and _is_better(about["comparison"]):
                 about["time_to_target"] = self._time_to_target(candidate, plain, controls, results, about, fresh)
         return self._entry_of("confirmation", about)
 
