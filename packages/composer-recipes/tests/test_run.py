@@ -245,8 +245,16 @@ def test_each_run_is_recorded_in_a_folder_of_its_own(tiny: Make, quiet: Runs, tm
         assert (20, 2) == (hyperparameters["data/batch_size"], hyperparameters["training/epochs"])
         keys = {key for record in records if record["type"] == "metrics" for key in record["values"]}
         assert {"loss/train/total", "metrics/test/MulticlassAccuracy", "lr-SGD/group0"} <= keys
-    described = "acted 6 times at before_forward, 6 times at before_loss"
-    assert [["MixUp", described]] == of["table"]["rows"]
+
+
+def test_a_run_shows_its_progress_and_not_its_settings(
+    tiny: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Comparison([tiny("plain")], Runs(device="cpu", threads=1), folder=tmp_path).run()
+
+    shown = capsys.readouterr().err
+    assert "100% 6/6" in shown
+    assert "training/epochs" not in shown
 
 
 class Counter(Algorithm):

@@ -326,14 +326,13 @@ def test_tables_actions_and_texts(record: Any, tmp_path: Path) -> None:
     run = record()
     run.logger.log_traces({"algorithm_traces/MixUp/Event.BATCH_START": 1})
     run.logger.log_hyperparameters({"mix_up/alpha": 0.5, "mixing": 1})
-    run.logger.log_table(["algorithm", "description"], [["MixUp", "mixed"]], name="algorithms")
     run.logger.log_table(["a", "b"], [[1, math.nan]], name="other")
     run.logger.log_metrics({"note": "hello"})
     run.close()
     found = read_run(tmp_path / "run")
 
     (mixup,) = found.algorithms
-    assert (mixup.summary, mixup.logged) == ("mixed", {"mix_up/alpha": 0.5})
+    assert mixup.logged == {"mix_up/alpha": 0.5}
     assert [(t.name, t.columns, t.rows) for t in found.tables if t.name == "other"] == [
         ("other", ("a", "b"), ((1, "NaN"),))
     ]

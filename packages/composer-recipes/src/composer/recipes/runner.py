@@ -18,6 +18,7 @@ import torch
 from composer.callbacks import LRMonitor, MemoryMonitor, SpeedMonitor
 from composer.core import Callback, Evaluator, Event
 from composer.devices import Device
+from composer.loggers import ProgressBarLogger
 from composer.loggers.run_recorder import RunRecorder
 from composer.models import ComposerModel
 from composer.recipes._monitors import RunMemory, RunMonitor, StopAfter
@@ -228,7 +229,9 @@ class _Session:
                 monitors.append(MemoryMonitor())
             loggers.append(RunRecorder(self.folder_of(seed), group=self.recipe.name))
         began = time.perf_counter()
-        options = {"progress_bar": self.settings.progress, **self._saving(seed)}
+        if self.settings.progress:
+            loggers.append(_Bars())
+        options = self._saving(seed)
         with self._trainer(seed, loggers=loggers, callbacks=monitors, **options) as (trainer, _, _):
             if recorded:
                 trainer.logger.log_hyperparameters(_hyperparameters(self.recipe))
@@ -236,9 +239,6 @@ class _Session:
             seconds = monitor.seconds_before + time.perf_counter() - began
             names = dict.fromkeys(type(each).__name__ for each in trainer.state.algorithms)
             actions = {name: _describe(monitor.calls.get(name, {})) for name in names}
-            if recorded and actions:
-                rows = [list(item) for item in actions.items()]
-                trainer.logger.log_table(["algorithm", "description"], rows, name="algorithms")
         scores = {each.key: memory.series(f"metrics/{_EVAL_LABEL}/{each.key}") for each in self.recipe.metrics}
         samples = trainer.state.timestamp.sample.value
         return Run(seed, scores, monitor.tested_at, monitor.train_seconds, seconds, samples, actions)
@@ -280,6 +280,13 @@ class _Session:
             compile_step=settings.compile == "step",
             **others,
         )
+
+
+class _Bars(ProgressBarLogger):
+    """Without the hyperparameters, which would be forty lines before each run: they are in the file of the settings."""
+
+    def log_hyperparameters(self, hyperparameters: dict[str, Any]) -> None:
+        pass
 
 
 def _describe(calls: Mapping[Event, int]) -> str:

@@ -94,15 +94,12 @@ class AlgorithmActions:
         name: Its class.
         config: Its `repr`.
         acts: Its calls, by event.
-        summary: A sentence about it from the logged table "algorithms" with the columns algorithm and description, or
-            None.
         logged: Hyperparameters that it logged.
     """
 
     name: str
     config: str
     acts: tuple[Act, ...]
-    summary: str | None
     logged: dict[str, Any]
 
 

@@ -408,19 +408,12 @@ class _Reader:
             for act in record["values"]:
                 spans = actions.setdefault(act["algorithm"], {}).setdefault(act["event"], [])
                 append_spans(spans, act["spans"])
-        descriptions = {
-            str(row[0]): str(row[1])
-            for table in self.all("table")
-            if table["name"] == "algorithms" and table["columns"] == ["algorithm", "description"]
-            for row in table["rows"]
-        }
         named = {entry["name"]: entry["config"] for entry in self.last("algorithms").get("values", [])}
         return [
             AlgorithmActions(
                 name,
                 named.get(name, ""),
                 tuple(act_of(event, spans) for event, spans in actions.get(name, {}).items()),
-                descriptions.get(name),
                 {
                     key: value
                     for key, value in hyperparameters.items()

@@ -166,11 +166,10 @@ def algorithms_section(run: Run, charts: Charts) -> Html | None:
 
 
 def actions(algorithm: AlgorithmActions) -> Html:
-    """Return what an algorithm did: a sentence, its calls by event, and logged hyperparameters."""
+    """Return what an algorithm did: its calls by event, and logged hyperparameters."""
     calls = ", ".join(f"{act.count:,} at {act.event}" for act in algorithm.acts)
     logged = [f"{key} = {value}" for key, value in algorithm.logged.items()]
     return text(
-        el("div", f"{algorithm.summary[:1].upper()}{algorithm.summary[1:]}.") if algorithm.summary else None,
         el("div", f"Acted: {calls}" if algorithm.acts else "Did not act", class_="small"),
         [el("div", el("code", line), class_="small") for line in logged],
     )
@@ -349,9 +348,8 @@ def checkpoints_section(run: Run) -> Html | None:
 
 def tables_section(run: Run) -> Html | None:
     """Return the logged tables and texts."""
-    shown = [each for each in run.tables if each.name != "algorithms"]
     parts = []
-    for each in shown:
+    for each in run.tables:
         more = f", the first {len(each.rows):,} of {each.num_rows:,} rows" if each.num_rows > len(each.rows) else ""
         rows = [[str(cell) for cell in row] for row in each.rows]
         content = table(list(each.columns), rows)
