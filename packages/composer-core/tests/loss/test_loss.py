@@ -318,8 +318,6 @@ class TestCUDA:
 
 
 class TestTheMeanOfProbabilitiesOnTheCpu:
-    """It has a gradient written by hand."""
-
     @staticmethod
     def draw(*shape: int) -> tuple[torch.Tensor, torch.Tensor]:
         torch.manual_seed(0)

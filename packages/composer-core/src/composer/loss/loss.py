@@ -70,55 +70,8 @@ def soft_cross_entropy(
     num_examples = target.numel() // target.shape[dim]
     mass = target.sum(dtype=torch.promote_types(target.dtype, torch.float32))  # fp16 overflows on segmentation maps
     _check_mass(mass, num_examples, torch.finfo(target.dtype).eps)
-    if weight is None and _has_fast_mean(input, target):
-        result: torch.Tensor = _MeanOfProbabilities.apply(input, target, mass, dim)[0]
-        return result
     loss = F.cross_entropy(input, target, weight=weight)
     return loss * (num_examples / mass).to(loss.dtype)
-
-
-def _has_fast_mean(input: torch.Tensor, target: torch.Tensor) -> bool:
-    """Return True on the CPU. Compilers fuse product and sum, and GPUs limit the length of a dot product."""
-    return (
-        input.device.type == "cpu"
-        and input.dtype == target.dtype in (torch.float32, torch.float64)
-        and not target.requires_grad
-        and not torch.is_autocast_enabled("cpu")
-        and not torch.compiler.is_compiling()
-    )
-
-
-class _MeanOfProbabilities(torch.autograd.Function):
-    """The mean `-sum(target * log_softmax(input)) / mass`, without a tensor of products, which would be slower.
-
-    The gradient is `(softmax(input) * sum_c target - target) / mass`.
-    """
-
-    @staticmethod
-    def forward(input: torch.Tensor, target: torch.Tensor, mass: torch.Tensor, dim: int) -> Any:
-        log_probabilities = torch.log_softmax(input, dim)
-        loss = torch.dot(log_probabilities.reshape(-1), target.reshape(-1)).neg_().div_(mass)
-        return loss, log_probabilities
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        input, target, mass, ctx.dim = inputs
-        ctx.mark_non_differentiable(output[1])
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(input, target, mass, output[1])
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor | None, _: None) -> Any:
-        if grad is None:
-            return None, None, None, None
-        input, target, mass, log_probabilities = ctx.saved_tensors
-        if torch.is_grad_enabled():  # a second derivative is needed
-            rows = target.sum(ctx.dim, keepdim=True)
-            result = (torch.softmax(input, ctx.dim) * rows - target) * (grad / mass)
-        else:
-            result = torch._log_softmax_backward_data(target, log_probabilities, ctx.dim, input.dtype)
-            result.mul_(-grad / mass)
-        return result, None, None, None
 
 
 def _check_mass(mass: torch.Tensor, num_examples: int, eps: float) -> None:
