@@ -1,5 +1,7 @@
-"""`Logger` and `format_log_data_value` of `composer.core.logging`, under the import path of MosaicML's Composer."""
+"""`Logger`, under the import path of MosaicML's Composer. `composer.core.logging` defines it."""
 
+from composer.core._registry import registered_names
 from composer.core.deferred_value import DeferredValue as DeferredValue
 from composer.core.logging import Logger as Logger
-from composer.core.logging import format_log_data_value as format_log_data_value
+
+__getattr__ = registered_names(__name__, "composer.loggers")
