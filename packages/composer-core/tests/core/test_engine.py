@@ -529,29 +529,6 @@ def test_a_notebook_folds_what_is_only_in_the_order_of_the_list(recorder: Record
     assert "reverse of the list" not in folded
 
 
-@pytest.mark.parametrize(
-    ("batch", "expected"),
-    [({"pixel_values": 1, "labels": 2}, {"batch": "inputs: 'pixel_values', targets: 'labels'"}), ((1, 2), {})],
-)
-def test_the_plan_names_inputs_and_targets_that_were_found(batch: Any, expected: dict[str, str]) -> None:
-    engine = Engine(make_state())
-    engine.state.batch = batch
-    engine.find_batch_keys()
-
-    assert expected == engine.explain().notes
-
-
-def test_targets_that_are_read_late_are_looked_for_in_the_first_batch(recorder: Recorder) -> None:
-    class Late(Named):
-        events = frozenset({Event.BEFORE_LOSS})
-        target_key = 1
-
-    engine = Engine(make_state(algorithms=Late("a", recorder)))
-    engine.state.batch = {"x": 1, "answer": 2}
-    with pytest.raises(KeyError, match=r"keys 'x', 'answer', and has no 1\. Pass the keys to use"):
-        engine.find_batch_keys()
-
-
 def test_an_empty_plan_prints_a_sentence() -> None:
     assert str(Engine(make_state()).explain()) == "No algorithm or callback acts at any event."
 

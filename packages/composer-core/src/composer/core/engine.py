@@ -40,7 +40,6 @@ _EVENTS: dict[str, Event] = {event.value: event for event in Event}  # some loop
 _WITHOUT_DATALOADER = frozenset(
     {Event.INIT, Event.BEFORE_LOAD, Event.AFTER_LOAD, Event.EVAL_STANDALONE_START, Event.EVAL_STANDALONE_END}
 )
-_BEFORE_OUTPUTS = {Event.AFTER_DATALOADER, Event.BATCH_START, Event.BEFORE_TRAIN_BATCH, Event.BEFORE_FORWARD}
 _WITHOUT_DURATION = frozenset(
     event
     for event in Event
@@ -295,24 +294,6 @@ class Engine:
         ]
         notes["batch"] = ", ".join(names)
         return Plan(rows, {name: note for name, note in notes.items() if note})
-
-    def find_batch_keys(self) -> None:
-        """Find the inputs and targets of the first batch, before anything is computed.
-
-        `explain` then says how they are named, and an algorithm that first reads the targets after the forward pass
-        does not fail there. Loops call it when AFTER_DATALOADER and BATCH_START have run.
-
-        Raises:
-            LookupError: The batch has no part with the `target_key` of such an algorithm.
-            TypeError: The batch cannot be indexed by it.
-        """
-        state = self.state
-        state.batch_key(0)
-        state.batch_key(1)
-        for algorithm in state.algorithms:
-            events, key = declared_events(algorithm), getattr(algorithm, "target_key", None)
-            if isinstance(key, (int, str)) and events and events.isdisjoint(_BEFORE_OUTPUTS):
-                state.batch_get_item(key)
 
     def close(self) -> None:
         """Close all callbacks and loggers. Safe to call twice; also called when the engine is garbage-collected."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from composer.core.algorithm import declared_events
 from composer.core.engine import Engine
 from composer.core.event import Event
 from composer.core.precision import Precision, precision_context_of
@@ -18,6 +19,8 @@ from composer.core.state import State
 from composer.core.time import Timestamp, TimeUnit
 from composer.loop.loss_terms import Count, weighted
 from composer.models.base import ComposerModel, total_loss
+
+_BEFORE_OUTPUTS = {Event.AFTER_DATALOADER, Event.BATCH_START, Event.BEFORE_TRAIN_BATCH, Event.BEFORE_FORWARD}
 
 
 class Driver:
@@ -132,6 +135,24 @@ class Driver:
         if begins_step and dispatch.batch_start:
             dispatch.batch_start()
         return state.batch
+
+    def find_batch_keys(self) -> None:
+        """Find the inputs and targets of the first batch, before anything is computed.
+
+        `Engine.explain` then says how they are named, and an algorithm that first reads the targets after the forward
+        pass does not fail there. Loops call it when AFTER_DATALOADER and BATCH_START have run.
+
+        Raises:
+            LookupError: The batch has no part with the `target_key` of such an algorithm.
+            TypeError: The batch cannot be indexed by it.
+        """
+        state = self.state
+        state.batch_key(0)
+        state.batch_key(1)
+        for algorithm in state.algorithms:
+            events, key = declared_events(algorithm), getattr(algorithm, "target_key", None)
+            if isinstance(key, (int, str)) and events and events.isdisjoint(_BEFORE_OUTPUTS):
+                state.batch_get_item(key)
 
     # ---- the passes of a step ----
 

@@ -540,7 +540,7 @@ class HostedRun:
         self._samples += spec.get_num_samples_in_batch(batch)
         batch = self._driver.after_dataloader(batch, is_first)
         if state.timestamp.batches == self._first_batch and spec.microbatch_transforms is unchanged:
-            self.engine.find_batch_keys()
+            self._driver.find_batch_keys()
         self._phase = _BATCH
         return batch
 

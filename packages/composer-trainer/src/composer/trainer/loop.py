@@ -274,7 +274,7 @@ class FitLoop:
         self._is_first = False
         try:
             if self.data_spec.microbatch_transforms is unchanged:
-                self.driver.engine.find_batch_keys()
+                self.driver.find_batch_keys()
             return self.batches.train(samples)
         except Exception as error:
             describe_failed_step(error, self.state, batch)
