@@ -327,18 +327,6 @@ def _seconds(duration: datetime.timedelta | float | None) -> float:
     return 0.0 if duration is None else float(duration)
 
 
-_UNIT_OF = {
-    "iteration": TimeUnit.ITERATION,
-    "epoch": TimeUnit.EPOCH,
-    "batch": TimeUnit.BATCH,
-    "sample": TimeUnit.SAMPLE,
-    "token": TimeUnit.TOKEN,
-    "epoch_in_iteration": TimeUnit.EPOCH,
-    "token_in_iteration": TimeUnit.TOKEN,
-    "batch_in_epoch": TimeUnit.BATCH,
-    "sample_in_epoch": TimeUnit.SAMPLE,
-    "token_in_epoch": TimeUnit.TOKEN,
-}
 _COUNTERS = {  # the attributes that store the plain numbers
     "iteration": "iterations",
     "epoch": "epochs",
@@ -351,6 +339,7 @@ _COUNTERS = {  # the attributes that store the plain numbers
     "sample_in_epoch": "samples_in_epoch",
     "token_in_epoch": "tokens_in_epoch",
 }
+_UNIT_OF = {name: TimeUnit(name.partition("_in_")[0]) for name in _COUNTERS}
 _CLOCKS = {f"{name}_wct": f"{name}_seconds" for name in ("total", "iteration", "epoch", "batch")}
 _NUMBERS = _COUNTERS | _CLOCKS
 _TOTAL_OF = {_UNIT_OF[name]: _COUNTERS[name] for name in ("iteration", "epoch", "batch", "sample", "token")}
