@@ -110,7 +110,9 @@ def _is_among(algorithm: Algorithm, others: Sequence[Algorithm]) -> bool:
 def _check_restorable(state: State, order: Sequence[Algorithm], added: Sequence[Algorithm]) -> None:
     """Raise ValueError if the changes of algorithms at INIT to the model cannot be undone."""
     structure = state._structure_before_init
-    if structure is not None and structure.can_restore(state):
+    # `to_local` marks a `DTensor`; importing that class takes a second.
+    sharded_or_meta = any(hasattr(p, "to_local") or p.is_meta for p in state.model.parameters())
+    if structure is not None and not state.is_model_ddp and not sharded_or_meta:
         return
     first = next(i for i, algorithm in enumerate(order) if _is_among(algorithm, added))
     late = [algorithm for algorithm in order[first:] if not _is_among(algorithm, added)]

@@ -30,12 +30,6 @@ class ModelSnapshot:
             for groups in (optimizer.param_groups for optimizer in state.optimizers)
         ]
 
-    def can_restore(self, state: State) -> bool:
-        """Return True if the model is not wrapped and its parameters are neither sharded nor on the meta device."""
-        # `to_local` marks a `DTensor`; importing that class takes a second.
-        sharded_or_meta = any(hasattr(p, "to_local") or p.is_meta for p in state.model.parameters())
-        return not state.is_model_ddp and not sharded_or_meta
-
     def restore(self, state: State) -> None:
         """Undo all changes to the structure of the model, and move it to the device of the changed model."""
         devices = {parameter.device for parameter in state.model.parameters()}
