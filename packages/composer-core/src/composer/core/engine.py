@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import weakref
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
@@ -105,9 +105,6 @@ class Plan(Sequence[PlanRow]):
 
     def __getitem__(self, index):  # type: ignore[no-untyped-def]
         return self.rows[index]
-
-    def __iter__(self) -> Iterator[PlanRow]:
-        return iter(self.rows)
 
     def at(self, event: Event | str) -> list[PlanRow]:
         """Return the rows of one event, in order."""
