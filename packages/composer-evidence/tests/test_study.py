@@ -360,6 +360,33 @@ def test_gains_also_of_plain_over_itself_are_judged_on_fresh_seeds(
     assert "Time to target" in write_page([study.ledger], study.runner.folder / "page.html").read_text()
 
 
+def test_a_ladder_ends_where_runs_of_a_method_diverge(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = study.plain()
+    (muon,) = study._candidates(["Muon"], plain)[0]
+    trained = study._results
+
+    def results(specs: Any, title: str) -> Any:
+        found = trained(specs, title)
+        lost = {seed: (replace(result, scores={"": None}), label) for seed, (result, label) in found.items()}
+        return lost if "Muon" in title else found
+
+    monkeypatch.setattr(study, "_results", results)
+    controls = trained([study._spec("test", plain, seed) for seed in range(2)], "plain")
+    found = study._time_to_target(muon, plain, controls, controls, {"step_time": COSTS}, 0)
+    assert found is None  # the full budget alone is no ladder
+
+
+def test_a_replay_of_the_published_ledger_adds_nothing_to_ones_own(
+    measured: tuple[Study, list[dict[str, Any]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study, entries = measured
+    monkeypatch.setattr("composer.evidence.cli.PUBLISHED", study.ledger.path.parent)
+    main(["replay", of(entries, "EMA")["id"], "--published", "--workers", "2", "--out", str(tmp_path)])
+
+    assert not (tmp_path / "ledger.jsonl").exists()
+    assert Ledger(tmp_path / "published").entries("replay")
+
+
 def test_plain_training_that_fails_ends_the_study_with_its_message(runner: Callable[..., Runner]) -> None:
     with pytest.raises(RuntimeError, match="Plain training of tiny failed: KeyError: 'no such layer'"):
         Study(runner(reference="tiny_tasks:fails"), PLAN).plain()

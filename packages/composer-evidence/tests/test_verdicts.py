@@ -70,3 +70,20 @@ def test_the_direction_of_the_metric_decides(tmp_path: Path, metric: dict[str, A
     ledger, _ = ledger_of(tmp_path, entry("M", 5.0, metric=metric))
 
     assert (verdicts([ledger])["a", "1"]["M"]["verdict"]["word"] == "loss") == (metric is LOSS)
+
+
+def test_the_latest_entry_counts_whatever_the_order_of_ledgers(tmp_path: Path) -> None:
+    early, _ = ledger_of(tmp_path / "early", entry("M", 0.0, created="2026-01-01T00:00:00+00:00"))
+    late, _ = ledger_of(tmp_path / "late", entry("M", -5.0, 1, created="2026-01-02T00:00:00+00:00"))
+
+    for ledgers in ([early, late], [late, early]):
+        assert verdicts(ledgers)["a", "1"]["M"]["verdict"]["word"] == "loss"
+
+
+def test_a_later_refusal_does_not_hide_a_measurement(tmp_path: Path) -> None:
+    ledger, _ = ledger_of(tmp_path, entry("M", -5.0))
+    refusal = {"word": "not judged", "why": "no time was left"}
+    values = {"about": "measurement", "task": "a", "task_hash": "1", "method": "M", "metric": ACCURACY}
+    ledger.add("entry", {**values, "verdict": refusal, "runs": {}})
+
+    assert verdicts([ledger])["a", "1"]["M"]["verdict"]["word"] == "loss"

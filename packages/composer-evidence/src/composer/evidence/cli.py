@@ -226,9 +226,10 @@ def _run(chosen: argparse.Namespace) -> None:
 
 
 def _replay(chosen: argparse.Namespace) -> None:
-    ledger = Ledger(chosen.out)
     if chosen.published:
-        merge(ledger, [PUBLISHED])
+        chosen.out /= "published"  # so that its measurements join no family of tests of the user's own
+        merge(Ledger(chosen.out), [PUBLISHED])
+    ledger = Ledger(chosen.out)
     entry = ledger.entry(chosen.entry)
     chosen.device, chosen.precision, chosen.shard = entry["device"], entry["precision"], (1, 1)
     study = _study(chosen, entry["reference"])

@@ -565,11 +565,11 @@ class Study:
         if times is None or times["ratio"] is None:
             return None
         rungs, runs, searches = [Rung(1.0, _values(results))], [], []
-        for fraction in (fraction for fraction in self.task.ladder if fraction < 1):
+        for fraction in sorted((fraction for fraction in self.task.ladder if fraction < 1), reverse=True):
             try:
                 short = self._tuned_rung(candidate, fraction)
-            except SearchError:  # the method diverges with every rate, so it has no rung there
-                continue
+            except SearchError:  # the method diverges with every rate: the ladder ends there
+                break
             searches.append(short.entry)
             specs = [
                 self._spec_of("test", candidate, short.steps, seed, settings=dict(short.settings))
@@ -577,8 +577,11 @@ class Study:
             ]
             values = _values(self._results(specs, f"{candidate.name}, {short.steps} steps"))
             runs += [spec.id for spec in specs]
-            if all(map(math.isfinite, values.values())):
-                rungs.append(Rung(short.steps / plain.steps, values))
+            if not all(map(math.isfinite, values.values())):
+                break
+            rungs.append(Rung(short.steps / plain.steps, values))
+        if len(rungs) == 1:
+            return None
         target = _values(controls)
         in_steps = time_to_target(rungs, target, higher_is_better=self._higher)
         aa = time_to_target(self.ladder(plain), target, higher_is_better=self._higher)

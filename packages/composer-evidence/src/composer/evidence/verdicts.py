@@ -16,6 +16,8 @@ Key = tuple[str, str, str]
 def verdicts(ledgers: Iterable[Ledger]) -> dict[tuple[str, str], dict[str, dict[str, Any]]]:
     """Return the entries that count, by task and hash, and by method: the confirmation, or else the measurement.
 
+    The latest one counts.
+
     They have two values more than in the ledger, since both depend on all other entries: a `verdict`, and in their
     `comparison` the correction for the family, which is all measurements, or all confirmations, by the same metric.
 
@@ -24,13 +26,14 @@ def verdicts(ledgers: Iterable[Ledger]) -> dict[tuple[str, str], dict[str, dict[
     """
     first: dict[Key, dict[str, Any]] = {}
     second: dict[Key, dict[str, Any]] = {}
-    for ledger in ledgers:
-        for entry in ledger.entries():
-            key: Key = entry["task"], entry["task_hash"], entry.get("method", "")
-            if entry["about"] == "measurement":
+    entries = [entry for ledger in ledgers for entry in ledger.entries()]
+    for entry in sorted(entries, key=lambda entry: str(entry.get("created"))):  # not in the order of a merge
+        key: Key = entry["task"], entry["task_hash"], entry.get("method", "")
+        if entry["about"] == "measurement":
+            if "scores" in entry or "scores" not in first.get(key, {}):  # a refusal does not hide a measurement
                 first[key] = entry
-            elif entry["about"] == "confirmation":
-                second[key] = entry
+        elif entry["about"] == "confirmation":
+            second[key] = entry
     second = {key: entry for key, entry in second.items() if entry.get("confirms") == first.get(key, {}).get("id")}
     screening, confirmed = _families(first), _families(second)
     found: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
