@@ -21,7 +21,7 @@ from tiny_tasks import Load, images, tiny
 from composer.evidence import Ledger, Plan, Runner, Study, load_task, replay
 from composer.evidence.auto import load_recipe, make_schedule, write_recipe
 from composer.evidence.cli import main
-from composer.evidence.methods import TEACHER, make_algorithms, reason_against, training_beside
+from composer.evidence.methods import TEACHER, grid_of, make_algorithms, member_of, reason_against, training_beside
 from composer.evidence.page import explain, show_effect, table, write_page
 from composer.evidence.run import RunResult
 from composer.evidence.search import SearchError
@@ -125,6 +125,23 @@ def test_reasons_are_known_without_training(methods: list[str], word: str, why: 
     assert against is not None
     assert against[0] == word
     assert any(part in against[1] for part in why.split("|"))
+
+
+@pytest.mark.parametrize("names", [["TwoMomenta", "SOAPMuon"], ["RowFloor", "TwoMomenta"]])
+def test_options_of_one_algorithm_are_joined_in_any_order(names: list[str]) -> None:
+    task = load_task("records_small")
+
+    assert reason_against(task, names) is None
+    assert reason_against(task, names[::-1]) is None
+    assert not {*grid_of(task, names[0])} & {*grid_of(task, names[1]), *member_of(task, names[1])[1]}
+    assert not {*grid_of(task, names[1])} & {*grid_of(task, names[0]), *member_of(task, names[0])[1]}
+
+
+def test_members_that_set_the_same_argument_of_one_algorithm_are_refused() -> None:
+    against = reason_against(load_task("records_small"), ["EMA", "TailReadout"])
+
+    assert against == ("not applicable", "two members of EMA+TailReadout set `half_life` of EMA")
+    assert reason_against(load_task("records_small"), ["Muon"]) == ("not judged", "it is part of plain training")
 
 
 def test_arguments_that_a_method_does_not_have_are_named() -> None:

@@ -239,6 +239,13 @@ def reason_against(task: Task, names: Sequence[str]) -> tuple[str, str] | None:
             return "not judged", f"{name} regularizes, and the budget of {task.name} is too short for that"
     if len(set(names)) < len(names):
         return "not applicable", f"a method is given twice: {', '.join(names)}"
+    taken: set[tuple[str, str]] = set()
+    for name in names:
+        algorithm, arguments = member_of(task, name)
+        own = {(algorithm, key) for key in (*arguments, *grid_of(task, name))}
+        for _, key in sorted(taken & own)[:1]:
+            return "not applicable", f"two members of {'+'.join(names)} set `{key}` of {algorithm}"
+        taken |= own
     try:
         Ordering(make_algorithms([member_of(task, name) for name in names]))
     except (ConflictError, OrderingError, ValueError) as error:

@@ -306,9 +306,11 @@ def _records(size: str, width: int, layers: int, steps: int, batch_size: int) ->
             "TailReadout": {"update_interval": "1ba", "ema_start": "0.8dur", "half_life": "20ba", "blend": 0.6},
         },
         grids={
+            "SOAPMuon": {},  # plain has tuned the momentum
             "RowFloor": {"row_floor": Grid((0.1, 0.2, 0.3825))},
             "TailReadout": {"half_life": Grid(("10ba", "20ba", "40ba")), "blend": Grid((0.4, 0.6, 0.8), high=1.0)},
         },
+        not_judged={"Muon": "it is part of plain training"},
         judges_regularizers=False,
     )
 
