@@ -70,6 +70,9 @@ def test_every_method_has_an_entry_with_what_it_was_compared_with(
     assert ema["comparison"]["test"] == "paired"
     assert ema["runs"]["method"] == ema["runs"]["control"]
     assert not set(aa["scores"]) & set(aa["control_scores"])
+    searches = {entry["method"]: entry for entry in study.ledger.entries("tuning")}  # A/A has that of a method
+    assert searches[AA]["grid"]["lr"] == searches["Muon"]["grid"]["lr"]
+    assert aa["settings"]["lr"] == searches[AA]["best"]["lr"]
 
 
 def test_the_numbers_of_an_entry_follow_from_its_runs(measured: tuple[Study, list[dict[str, Any]]]) -> None:
@@ -409,11 +412,24 @@ def test_plain_training_that_fails_ends_the_study_with_its_message(runner: Calla
         Study(runner(reference="tiny_tasks:fails"), PLAN).plain()
 
 
+def test_plain_training_that_diverges_on_a_shorter_rung_ends_the_study(
+    study: Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = study.plain()
+    monkeypatch.setattr("composer.evidence.study._values", lambda results: {0: float("nan"), 1: 0.5})
+    with pytest.raises(RuntimeError, match="Plain training of tiny must not diverge, but 1 of 2 runs did"):
+        study.ladder(plain)
+
+
 def test_a_method_whose_search_fails_is_a_loss_and_the_others_go_on(
     study: Study, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    tuned = study._tuned
+
     def fail(name: str, plain: Any) -> Any:
-        raise SearchError("All trials failed.")
+        if name == "Muon":
+            raise SearchError("All trials failed.")
+        return tuned(name, plain)
 
     monkeypatch.setattr(study, "_tuned", fail)
     entries = study.measure(["Muon"])

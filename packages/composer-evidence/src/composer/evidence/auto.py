@@ -278,6 +278,5 @@ def load_recipe(path: Path | str, teacher: torch.nn.Module | None = None) -> tup
 
 
 def _value(entry: dict[str, Any]) -> float:
-    """Return the effect at equal time if it is known, otherwise at equal steps."""
-    equal = entry.get("equal_time")
-    return float(equal["effect"] if equal is not None else entry["comparison"]["effect"])
+    """Return the lower end of the effect at equal time if that is known, otherwise at equal steps."""
+    return float((entry.get("equal_time") or entry["comparison"])["low"])

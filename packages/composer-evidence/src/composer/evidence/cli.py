@@ -96,7 +96,7 @@ def _parser() -> argparse.ArgumentParser:
             command.add_argument(
                 "--hours",
                 type=float,
-                help="time of all tasks and sittings together; with numbers of runs, all methods are measured nevertheless",
+                help="time of all tasks and sittings together; with numbers of runs, all methods are measured anyway",
             )
             command.add_argument("--methods", nargs="+", help="methods to try (default: all that apply)")
             command.add_argument(

@@ -213,6 +213,15 @@ class Study:
                 self.runner.say(f"{title}: the best {' and '.join(names)} is at {place}")
         return self._add("tuning", values), found
 
+    def _refuse_divergence(self, values: Mapping[int, float]) -> None:
+        """Raise an error if a run of plain on the test part diverged."""
+        lost = [seed for seed, value in values.items() if not math.isfinite(value)]
+        if lost:
+            raise RuntimeError(
+                f"Plain training of {self.task.name} must not diverge, but {len(lost)} of {len(values)} runs did. "
+                f"Lower the learning rates of its grid, and increase the `version` of the task."
+            )
+
     def _refuse_failures(self, results: Iterable[RunResult]) -> None:
         """Raise an error if a run of plain raised one: no method can be measured against that."""
         message = next((result.message for result in results if result.status == "failed"), None)
@@ -240,7 +249,7 @@ class Study:
         candidates, refused = self._candidates(methods, plain)
         entries = [self.refuse(name, verdict) for name, verdict in refused.items()]
         rungs = [spec for _, specs in self._rungs(plain) for spec in specs]
-        everything = [*candidates, _Candidate(AA, plain.variant, plain.settings, (), plain.entry)]
+        everything = [*candidates, self._tuned(AA, plain)]  # what another search alone would gain is in its row
         numbers = self.plan.num_seeds, self.plan.num_controls
         controls, scores = self._scores(plain, everything, _MEASURE, *numbers, rungs)
         times = self._step_times(candidates, plain)
@@ -344,7 +353,7 @@ class Study:
 
     def _tuned(self, name: str, plain: Plain) -> _Candidate:
         """Tune a method or a stack on validation, with at most as many trials as plain had; its defaults come first."""
-        members = name.split("+")
+        members = _members(name)
         variant = self._variant_of(members, plain)
         base = plain if variant == plain.variant else self._tuned_variant(variant, 1.0)
         grid: dict[str, Grid] = {}
@@ -378,7 +387,7 @@ class Study:
         return tuned
 
     def _candidate(self, name: str, variant: str, base: Plain, point: Mapping[str, Any], entry: str) -> _Candidate:
-        members = name.split("+")
+        members = _members(name)
         settings = {**base.settings, **({"lr": point["lr"]} if "lr" in point else {})}
         stack = []
         for member in members:
@@ -442,12 +451,7 @@ class Study:
         results = {name: self._results(group, name) for name, group in specs.items()}
         controls = results.pop("plain")
         self._refuse_failures(result for result, _ in controls.values())
-        lost = [seed for seed, value in _values(controls).items() if not math.isfinite(value)]
-        if lost:
-            raise RuntimeError(
-                f"Plain training of {self.task.name} must not diverge, but {len(lost)} of {len(controls)} runs did. "
-                f"Lower the learning rates of its grid, and increase the `version` of the task."
-            )
+        self._refuse_divergence(_values(controls))
         for name in shared:
             results[name] = {seed: (result, name) for seed, (result, _) in controls.items()}
         return controls, {candidate.name: results[candidate.name] for candidate in candidates}
@@ -460,6 +464,7 @@ class Study:
         for own, specs in self._rungs(plain):
             results = self._results(specs, f"plain, {own.steps} steps")
             values = _values(results)
+            self._refuse_divergence(values)
             rungs.append(Rung(own.steps / plain.steps, values))
             runs += [spec.id for spec in specs]
             described.append(
@@ -491,7 +496,8 @@ class Study:
             return found
         base = self._spec("validation", plain, 0)
         specs = {c.name: self._spec_of("validation", c, plain.steps, 0) for c in candidates}
-        keys = {name: digest([asdict(base), asdict(spec)]) for name, spec in specs.items()}
+        place = environment(self.runner.device)["hardware"]
+        keys = {name: digest([asdict(base), asdict(spec), place]) for name, spec in specs.items()}
         known = {entry["specs_hash"]: entry["step_time"] for entry in self._own_entries("cost")}
         missing = [candidate for candidate in candidates if keys[candidate.name] not in known]
         groups = [missing[i : i + _TIMED_TOGETHER] for i in range(0, len(missing), _TIMED_TOGETHER)]
@@ -533,7 +539,7 @@ class Study:
                 "effect": found[0][0],
                 "low": min(low for _, low, _, _ in found),
                 "high": max(high for _, _, high, _ in found),
-                "at_most": found[0][3],
+                "at_most": any(at_most for *_, at_most in found),
             }
         return costs
 
@@ -637,12 +643,9 @@ class Study:
         """
         plain, sign = self.plain(), 1 if self._higher else -1
         if methods is None:
-            searched = {e["method"]: e["score"] for e in self._own_entries("tuning") if e["fraction"] == 1.0}
-            methods = [
-                name
-                for name, score in searched.items()
-                if name != "plain" and "+" not in name and score is not None and sign * (score - plain.score) > 0
-            ]
+            searches = [e for e in self._own_entries("tuning") if e["fraction"] == 1.0 and e["score"] is not None]
+            scores = {e["method"]: e["score"] for e in searches if e["method"] not in ("plain", AA)}
+            methods = [name for name, score in scores.items() if "+" not in name and sign * (score - plain.score) > 0]
         tuned = {candidate.name: candidate for candidate in self._candidates(methods, plain)[0]}
         usable = list(tuned)
         times = self._step_times(list(tuned.values()), plain)
@@ -851,6 +854,10 @@ def replay(study: Study, entry: Mapping[str, Any], folder: Path) -> dict[str, An
         "runs": {},
     }
     return study._entry_of("replay", about)
+
+
+def _members(name: str) -> list[str]:
+    return [] if name == AA else name.split("+")
 
 
 def _gained_first(entry: Mapping[str, Any]) -> bool:

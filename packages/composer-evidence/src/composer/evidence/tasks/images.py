@@ -20,9 +20,9 @@ from composer.recipes.cifar10_resnet20 import Data as Cifar10Data
 ACCURACY = Metric("MulticlassAccuracy", "accuracy", scale=100, unit="%", digits=2)
 _WARMUP = Grid((0.1, 0.3), low=0.01, high=0.9)
 _BATCH = {"batch_size": Grid((64, 128), low=16, high=512)}
-_ADAMW = {"lr": Grid((1e-3, 3e-3, 1e-2)), "weight_decay": Grid((0.01, 0.1)), "warmup": _WARMUP, **_BATCH}
+_ADAMW = {"lr": Grid((5e-3, 1e-2)), "weight_decay": Grid((0.01, 0.1)), "warmup": _WARMUP, **_BATCH}
 _SGD = {
-    "lr": Grid((0.1, 0.3, 1.0)),
+    "lr": Grid((0.15, 0.3)),
     "momentum": Grid((0.8, 0.9), high=0.99),
     "weight_decay": Grid((5e-4, 5e-3)),
     "warmup": _WARMUP,
