@@ -12,7 +12,7 @@ import torch
 
 import composer.loggers
 from composer.core import Callback, Engine, State
-from composer.loggers import DeferredValue, Logger, LoggerDestination
+from composer.loggers import DeferredValue, Logger, LoggerDestination, format_log_data_value
 
 
 class Recorder(LoggerDestination):
@@ -240,11 +240,39 @@ def test_accepting_deferred_values_must_be_declared_true(state: State) -> None:
     mock.log_metrics.assert_called_once_with({"loss": 0.25}, 0)
 
 
+# ---- text ----
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (None, "None"),
+        ("text", '"text"'),
+        (3, "3"),
+        (True, "True"),
+        (0.12345, "0.1235"),
+        (torch.tensor(0.5), "0.5000"),
+        (torch.tensor([3]), "3"),
+        (torch.zeros(2, 3), "Tensor of shape torch.Size([2, 3])"),
+        (np.float32(0.5), "0.5000"),
+        (np.array(0.5), "0.5000"),
+        (np.array([1, 2]), "[1, 2]"),
+        ({"a": 1, "b": "c"}, '{ "a": 1, "b": "c", }'),
+        ({}, "{ }"),
+        ([1, 0.5, [None]], "[1, 0.5000, [None]]"),
+        (DeferredValue.of_tensor(torch.tensor(0.5)), "0.5000"),
+        (torch.float32, "torch.float32"),
+    ],
+)
+def test_data_as_text(data: Any, expected: str) -> None:
+    assert expected == format_log_data_value(data)
+
+
 # ---- the namespace ----
 
 
 def test_the_namespace_lists_its_own_names_first_hand() -> None:
-    own = {"DeferredValue", "Logger", "LoggerDestination"}
+    own = {"DeferredValue", "Logger", "LoggerDestination", "format_log_data_value"}
 
     assert own <= set(composer.loggers.__all__)
     assert own <= set(dir(composer.loggers))
@@ -253,9 +281,10 @@ def test_the_namespace_lists_its_own_names_first_hand() -> None:
 
 def test_the_modules_of_the_established_api_exist() -> None:
     from composer.loggers.logger import Logger as SameLogger
+    from composer.loggers.logger import format_log_data_value as same_function
     from composer.loggers.logger_destination import LoggerDestination as SameDestination
 
-    assert (Logger, LoggerDestination) == (SameLogger, SameDestination)
+    assert (Logger, LoggerDestination, format_log_data_value) == (SameLogger, SameDestination, same_function)
 
 
 def test_a_destination_is_a_callback_of_the_engine(state: State) -> None:

@@ -10,5 +10,5 @@ from composer.core._registry import lazy_namespace
 
 __path__ = extend_path(__path__, __name__)  # editable installs keep the parts in different directories
 
-_OWN = {"logger": "DeferredValue Logger", "logger_destination": "LoggerDestination"}
+_OWN = {"logger": "DeferredValue Logger format_log_data_value", "logger_destination": "LoggerDestination"}
 __getattr__, __dir__ = lazy_namespace("composer.loggers", globals(), _OWN, listed=True)

@@ -1,7 +1,5 @@
-"""`Logger`, under the import path of MosaicML's Composer. `composer.core.logging` defines it."""
+"""`Logger` and `format_log_data_value` of `composer.core.logging`, under the import path of MosaicML's Composer."""
 
-from composer.core._registry import registered_names
 from composer.core.deferred_value import DeferredValue as DeferredValue
 from composer.core.logging import Logger as Logger
-
-__getattr__ = registered_names(__name__, "composer.loggers")
+from composer.core.logging import format_log_data_value as format_log_data_value

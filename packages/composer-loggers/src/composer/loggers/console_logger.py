@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, SupportsIndex, TextIO
 
 from composer.core import Time, TimeUnit
-from composer.loggers import DeferredValue, LoggerDestination
+from composer.loggers import DeferredValue, LoggerDestination, format_log_data_value
 from composer.loggers._text import config_block, table_json
-from composer.loggers.formatting import format_log_data_value
 from composer.loggers.spi import hold_metrics
 from composer.utils import dist
 from composer.utils.terminal import open_stream

@@ -15,9 +15,8 @@ from typing import IO, TYPE_CHECKING, Any, ClassVar, NamedTuple, TextIO
 
 import torch
 
-from composer.loggers import DeferredValue, LoggerDestination
+from composer.loggers import DeferredValue, LoggerDestination, format_log_data_value
 from composer.loggers._text import table_json
-from composer.loggers.formatting import format_log_data_value
 from composer.utils import check_finite, format_name_with_dist
 
 if TYPE_CHECKING:

@@ -14,10 +14,9 @@ import torch
 import tqdm.std
 
 from composer.core import TimeUnit
-from composer.loggers import DeferredValue, LoggerDestination
+from composer.loggers import DeferredValue, LoggerDestination, format_log_data_value
 from composer.loggers._bar_aware_streams import BarAwareStreams
 from composer.loggers._text import config_block
-from composer.loggers.formatting import format_log_data_value
 from composer.utils import dist, is_notebook
 from composer.utils.terminal import bar_file, open_stream
 

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from composer.core import Plan, State
-from composer.loggers.formatting import format_log_data_value
+from composer.loggers import format_log_data_value
 from composer.loggers.spi import (
     ImageCopy,
     Logged,

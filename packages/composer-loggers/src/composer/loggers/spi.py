@@ -62,8 +62,7 @@ import numpy as np
 import torch
 
 from composer.core.deferred_value import DeferredValue, HostCopy
-from composer.core.logging import LoggerDestination
-from composer.loggers.formatting import format_log_data_value
+from composer.core.logging import LoggerDestination, format_log_data_value
 from composer.utils.delivery import DeliveryDeadline as DeliveryDeadline
 from composer.utils.delivery import call_at_exit as call_at_exit
 from composer.utils.delivery import call_in_time as call_in_time
