@@ -111,7 +111,7 @@ class Uploader:
 
     The threads are daemons: others would be joined when the process ends, forever if a store hangs. Instead, a process
     that ends without `close` waits for pending uploads, for at most `timeout`, and logs each file that was not
-    uploaded. A forked process has no threads and does not wait. At that time Python 3.12.0 to 3.12.2 start no
+    uploaded. A forked process has no threads and does not wait. When a process ends, Python 3.12.0 to 3.12.2 start no
     threads, which clients such as s3fs need (https://github.com/python/cpython/issues/113964): use a later one.
 
     Args:

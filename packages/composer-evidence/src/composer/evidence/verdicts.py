@@ -14,9 +14,7 @@ Key = tuple[str, str, str]
 
 
 def verdicts(ledgers: Iterable[Ledger]) -> dict[tuple[str, str], dict[str, dict[str, Any]]]:
-    """Return the entries that count, by task and hash, and by method: the confirmation, or else the measurement.
-
-    The latest one counts.
+    """Return the entries that count, by task and hash, and by method: the latest confirmation, or else measurement.
 
     They have two values more than in the ledger, since both depend on all other entries: a `verdict`, and in their
     `comparison` the correction for the family, which is all measurements, or all confirmations, by the same metric.

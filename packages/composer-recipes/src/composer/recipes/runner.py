@@ -283,7 +283,7 @@ class _Session:
 
 
 class _Bars(ProgressBarLogger):
-    """Without the hyperparameters, which would be forty lines before each run: they are in the file of the settings."""
+    """Without the hyperparameters, which would be forty lines before each run: `config.yaml` has them."""
 
     def log_hyperparameters(self, hyperparameters: dict[str, Any]) -> None:
         pass
