@@ -379,6 +379,14 @@ def test_a_gpu_that_is_not_there_is_refused(tmp_path: Path) -> None:
         Runner("tiny_tasks:tiny", tmp_path, device="gpu")
 
 
+def test_a_ledger_has_the_runs_of_a_task_in_one_precision(runner: Callable[..., Runner]) -> None:
+    first = runner("tiny_tasks:tiny")
+    first.results([first.spec("validation", "adamw", 2)], "one")
+
+    with pytest.raises(ValueError, match=r"has some on cpu in fp32, got cpu and amp_bf16. Name another folder"):
+        runner("tiny_tasks:tiny", precision="amp_bf16")
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_more_processes_than_gpus_share_them(tmp_path: Path) -> None:

@@ -91,7 +91,12 @@ def _parser() -> argparse.ArgumentParser:
         if name == "tune":
             command.add_argument("methods", metavar="METHOD", nargs="*", help="methods and stacks to tune, too")
         if name == "stack":
-            command.add_argument("methods", metavar="METHOD", nargs="*", help="candidates (default: confirmed gains)")
+            command.add_argument(
+                "methods",
+                metavar="METHOD",
+                nargs="*",
+                help="default: those that improved in their search",
+            )
         if name == "run":
             command.add_argument(
                 "--hours",

@@ -87,6 +87,12 @@ class Runner:
         for line in self.ledger.lines("run"):
             result = RunResult.from_json(line)
             self._known[result.spec.id] = result
+            there = result.spec.device, result.spec.precision
+            if result.spec.task_hash == self.task_hash and there != (device, precision):
+                raise ValueError(
+                    f"The runs of a task in one ledger must share `device` and `precision`: {folder} has some on "
+                    f"{there[0]} in {there[1]}, got {device} and {precision}. Name another folder."
+                )
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["composer.evidence._preload", module_of(reference)])
 

@@ -255,7 +255,7 @@ def _larger(name: str, summary: str, data: Callable[..., Text], grid: Mapping[st
         variants={"rope": Variant(partial(rotary_positions, 128, 3, 4), training, grid)},
         metric=Metric("LanguageCrossEntropy", "nats per character", higher_is_better=False),
         steps=1_500,
-        ladder=(0.5, 1.0),
+        ladder=(0.6, 0.8, 1.0),
         kind="tokens",
         judges_regularizers=False,
     )
