@@ -19,7 +19,7 @@ from composer.algorithms.label_smoothing import LabelSmoothing
 from composer.algorithms.mixup import MixUp
 from composer.algorithms.sam import SAM
 from composer.checkpoint import read_checkpoint
-from composer.core import Algorithm, Callback, State
+from composer.core import Algorithm, Callback, Precision, State
 from composer.deepspeed import DeepSpeed
 from composer.loggers import Logger
 from composer.optim import LinearWithWarmupScheduler
@@ -198,12 +198,22 @@ def test_a_checkpoint_is_that_of_one_process(found: tuple[dict[str, Weights], Pa
             {"zero_optimization": {"stage": 4}, "optimizer": {}, "scheduler": {}},
             "'optimizer' .* 'scheduler' .* 'stage'",
         ),
+        (
+            {"zero_optimization": {"stage": 1}, "bf16": True},
+            "'bf16' must be a dict such as {'enabled': True}, got True",
+        ),
         (3, "must be a dict or the path of one, got 3"),
     ],
 )
 def test_a_wrong_configuration_is_refused_at_once(given: Any, message: str) -> None:
     with pytest.raises((TypeError, ValueError), match=message):
         DeepSpeed(given)
+
+
+def test_a_precision_may_be_auto() -> None:
+    deepspeed = DeepSpeed({**config(1)["deepspeed"], "bf16": "auto", "fp16": "auto"})
+    deepspeed.check_precision(Precision.AMP_BF16)  # as if both were left out
+    assert deepspeed._config == {**config(1)["deepspeed"], "fp16": {"enabled": False}, "bf16": {"enabled": False}}
 
 
 def test_a_configuration_may_be_a_file(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ class DeepSpeed(RankStrategy):
 
     Raises:
         TypeError: `config` is neither a dict nor a path.
-        ValueError: The stage is not 1, 2 or 3, or a section is the Trainer's; all are named.
+        ValueError: The stage is not 1, 2 or 3, a precision is no dict, or a section is the Trainer's; all are named.
     """
 
     averages_in_backward = True
@@ -78,8 +78,13 @@ class DeepSpeed(RankStrategy):
             config = json.loads(Path(config).expanduser().read_text(encoding="utf-8"))
         if not isinstance(config, Mapping):
             raise TypeError(f"The configuration of DeepSpeed must be a dict or the path of one, got {config!r}.")
-        self._config: dict[str, Any] = copy.deepcopy(dict(config))
+        self._config: dict[str, Any] = copy.deepcopy({key: value for key, value in config.items() if value != "auto"})
         problems = [f"{key!r} must not be there. {way}" for key, way in _OF_THE_TRAINER.items() if key in config]
+        problems += [
+            f"{key!r} must be a dict such as {{'enabled': True}}, got {self._config[key]!r}."
+            for key in _PRECISIONS.values()
+            if not isinstance(self._config.get(key, {}), Mapping)
+        ]
         zero = config.get("zero_optimization")
         self._stage: Any = zero.get("stage") if isinstance(zero, Mapping) else None
         if self._stage not in (1, 2, 3):

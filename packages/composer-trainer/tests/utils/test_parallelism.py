@@ -119,6 +119,7 @@ def test_bad_arguments_of_sharding_are_answered(attrs: dict[str, Any], message: 
         ({"fsdp": 7}, TypeError, "'fsdp' must be a dict or an `FSDP2Config`, got 7"),
         ({"fsdp": {}, "tp": 7}, TypeError, "'tp' must be a dict or a `TPConfig`, got 7"),
         ({"state_dict_type": "full"}, ValueError, "has the entries 'fsdp' and 'tp', got 'state_dict_type'"),
+        ({"fsdp": {}, "deepspeed": {}}, ValueError, "got 'deepspeed'.* of another package must be the only entry"),
         ({"fsdp": {}, "fsdp2": {}}, ValueError, "`fsdp` and `fsdp2` are two names of the same argument"),
         ({"fsdp": {}, "tp": {"degree": 2}}, ValueError, "Unknown arguments of 'tp': 'degree'"),
         ({"tp": {"tensor_parallel_degree": 2, "layer_plan": {"a": 1}}}, ValueError, "`tp` needs `fsdp`"),

@@ -269,7 +269,8 @@ class ParallelismConfig:
         if unknown:
             raise ValueError(
                 f"`parallelism_config` has the entries 'fsdp' and 'tp', got {', '.join(sorted(map(repr, unknown)))}. "
-                f"Arguments of sharding go inside: `{{'fsdp': {{'state_dict_type': 'sharded'}}}}`."
+                f"Arguments of sharding go inside: `{{'fsdp': {{'state_dict_type': 'sharded'}}}}`. A strategy of "
+                f"another package must be the only entry: `{{'deepspeed': {{...}}}}`."
             )
         return cls.of(cls(**config))
 
