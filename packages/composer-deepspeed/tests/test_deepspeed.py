@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 from collections.abc import Callable
@@ -184,6 +185,13 @@ def test_a_checkpoint_is_that_of_one_process(found: tuple[dict[str, Weights], Pa
         saved = read_checkpoint(found[1] / f"AdamW{stage}.pt")["state"]
         for part in ("model", "optimizers", "schedulers"):
             deep_compare(saved[part], alone[part], atol=1e-6, rtol=0)
+
+
+def test_the_model_can_be_copied() -> None:
+    """As an export does, in one process."""
+    with closing(make_trainer("AdamW", config(2))) as trainer:
+        trainer.fit()
+        assert_close(copy.deepcopy(trainer.state.model).state_dict(), trainer.state.model.state_dict(), 0.0)
 
 
 # ---- refusals, in one process ----

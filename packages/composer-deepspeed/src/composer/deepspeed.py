@@ -12,7 +12,6 @@ import itertools
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -210,8 +209,11 @@ class DeepSpeed(RankStrategy):
         outer = _ZeroOptimizer(self._engine, optimizer, groups, self._stage)
         outer.restore(loaded)
         self._state.optimizers = outer
-        # Torch sets an attribute of the hook, which a method cannot have.
-        model.register_state_dict_post_hook(partial(self._gather))  # type: ignore[no-untyped-call]
+
+        def gather(*args: Any) -> None:  # a method would take the engine with it when the model is copied
+            self._gather(*args)
+
+        model.register_state_dict_post_hook(gather)  # type: ignore[no-untyped-call]
         return model
 
     def _gather(self, model: torch.nn.Module, found: dict[str, Any], prefix: str, metadata: Any) -> None:
