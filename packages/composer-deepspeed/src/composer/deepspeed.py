@@ -47,6 +47,7 @@ _DEFAULTS = {
     "zero_allow_untested_optimizer": True,
     "zero_force_ds_cpu_optimizer": False,
 }
+_NEED_WHOLE_TENSORS = {"Adafactor", "LAMB", "LARS", "Lamb", "Lars", "Muon"}  # names, since they come from many libraries
 _PRECISIONS = {Precision.AMP_FP16: "fp16", Precision.AMP_BF16: "bf16"}
 
 
@@ -155,13 +156,18 @@ class DeepSpeed(RankStrategy):
         """Check what the engine needs; it is made by `wrap`, when a checkpoint is loaded.
 
         Raises:
-            ValueError: The run has not one optimizer, searches for a microbatch size, or contradicts the configuration.
+            ValueError: The run has not one optimizer that treats each weight alike, searches for a microbatch size, or contradicts the configuration.
         """
         self._state = state
         optimizers = state.optimizers
         if len(optimizers) != 1 or needs_closure(optimizers[0]):
             kinds = ", ".join(type(each).__name__ for each in optimizers) or "none"
             raise ValueError(f"`optimizers` must be one that needs no closure with DeepSpeed, got {kinds}.")
+        if (kind := type(optimizers[0]).__name__) in _NEED_WHOLE_TENSORS:
+            raise ValueError(
+                f"`optimizers` must treat each weight alike with DeepSpeed, which gives them flat parts of many tensors, "
+                f"got {kind}. Use AdamW or SGD, or `parallelism_config={{'fsdp': {{}}}}`."
+            )
         if state.auto_microbatching:
             raise ValueError(
                 "`device_train_microbatch_size` must not be 'auto' with DeepSpeed, whose gradients of a pass that runs "
@@ -181,8 +187,8 @@ class DeepSpeed(RankStrategy):
         if size is not None and micro is not None:
             known = dict(zip(_SIZES, (size * self.world_size, micro, -(-size // micro)), strict=True))
         for key, expected in known.items():
-            own = self._config.pop(key, "auto")
-            if own not in ("auto", expected):
+            own = self._config.pop(key, expected)
+            if own != expected:
                 here = "is not known yet" if expected is None else f"is {expected}"
                 raise ValueError(
                     f"{key!r} follows from the loader and `device_train_microbatch_size` of the `Trainer`, and {here}, "
