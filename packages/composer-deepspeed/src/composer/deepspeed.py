@@ -47,7 +47,7 @@ _DEFAULTS = {
     "zero_allow_untested_optimizer": True,
     "zero_force_ds_cpu_optimizer": False,
 }
-_NEED_WHOLE_TENSORS = {"Adafactor", "LAMB", "LARS", "Lamb", "Lars", "Muon"}  # names, since they come from many libraries
+_NEED_WHOLE_TENSORS = {"Adafactor", "LAMB", "LARS", "Lamb", "Lars", "Muon"}  # by name: they are in many libraries
 _PRECISIONS = {Precision.AMP_FP16: "fp16", Precision.AMP_BF16: "bf16"}
 
 
@@ -156,7 +156,8 @@ class DeepSpeed(RankStrategy):
         """Check what the engine needs; it is made by `wrap`, when a checkpoint is loaded.
 
         Raises:
-            ValueError: The run has not one optimizer that treats each weight alike, searches for a microbatch size, or contradicts the configuration.
+            ValueError: The run has not one optimizer that treats each weight alike, searches for a microbatch size, or
+                contradicts the configuration.
         """
         self._state = state
         optimizers = state.optimizers
@@ -165,8 +166,8 @@ class DeepSpeed(RankStrategy):
             raise ValueError(f"`optimizers` must be one that needs no closure with DeepSpeed, got {kinds}.")
         if (kind := type(optimizers[0]).__name__) in _NEED_WHOLE_TENSORS:
             raise ValueError(
-                f"`optimizers` must treat each weight alike with DeepSpeed, which gives them flat parts of many tensors, "
-                f"got {kind}. Use AdamW or SGD, or `parallelism_config={{'fsdp': {{}}}}`."
+                f"`optimizers` must treat each weight alike with DeepSpeed, which gives them flat parts of many "
+                f"tensors, got {kind}. Use AdamW or SGD, or `parallelism_config={{'fsdp': {{}}}}`."
             )
         if state.auto_microbatching:
             raise ValueError(

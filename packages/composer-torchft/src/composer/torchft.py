@@ -271,7 +271,8 @@ class _ReplicaGroups(Strategy):
                 reason = "and exchange their weights" if here == self._groups else f"but only {here} have come"
                 raise TimeoutError(
                     f"The run begins when all {self._groups} replica groups are there, {reason} within "
-                    f"{self._timeout:g} s. Start the others, or increase `dist_timeout`."
+                    f"{self._timeout:g} s. Start the others, or increase `dist_timeout`. If they have finished, the "
+                    f"run is complete."
                 ) from (None if failure is None else failure.original_exception)
             time.sleep(_POLL_SECONDS)
         self._has_quorum = True
