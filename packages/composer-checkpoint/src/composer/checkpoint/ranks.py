@@ -53,24 +53,6 @@ def on_first_rank(
     return first
 
 
-def check_on_first_rank(check: Callable[[], object], problem: str) -> None:
-    """Call a check on rank 0, and raise its error on all ranks. A collective operation if there is a process group.
-
-    Without one, each process continues by itself: rank 0 checks, the others do not.
-
-    Args:
-        check: The function.
-        problem: The beginning of the message on the other ranks.
-
-    Raises:
-        Exception: As `on_first_rank`.
-    """
-    if dist.is_initialized():
-        on_first_rank(check, problem=problem)
-    elif dist.get_global_rank() == 0:
-        check()
-
-
 @contextmanager
 def on_each_node(fetch: Callable[[Path], None]) -> Iterator[Path]:
     """Fill a temporary folder on each node; it is removed when all ranks have left. A collective operation.

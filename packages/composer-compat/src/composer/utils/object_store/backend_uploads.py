@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from composer.checkpoint.names import MLFLOW_EXPERIMENT_ID_FORMAT_KEY, MLFLOW_RUN_ID_FORMAT_KEY, has_mlflow_ids
-from composer.checkpoint.ranks import check_on_first_rank, on_first_rank
+from composer.checkpoint.ranks import on_first_rank
 from composer.checkpoint.storage import Storage, check_bucket, split_uri, without_password
 from composer.checkpoint.upload import Uploader
-from composer.utils import partial_format
+from composer.utils import dist, partial_format
 from composer.utils.object_store import utils as object_stores
 from composer.utils.object_store.object_store import ObjectStore
 from composer.utils.object_store.remote_paths import AZURE_ARGUMENTS
@@ -121,7 +121,10 @@ class Backend:
             Exception: On rank 0, what `upload` raises. On the others a ConnectionError or TimeoutError if that is one,
                 else a RuntimeError.
         """
-        check_on_first_rank(upload, f"Rank 0 cannot upload to {without_password(self.uri)}")
+        if dist.is_initialized():
+            on_first_rank(upload, problem=f"Rank 0 cannot upload to {without_password(self.uri)}")
+        elif dist.get_global_rank() == 0:
+            upload()
 
 
 def upload_copy(uploader: Uploader, file: Path, folder: Path, name: str, overwrite: bool) -> Future[None]:
