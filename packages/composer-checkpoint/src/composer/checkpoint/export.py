@@ -10,10 +10,9 @@ from typing import Any
 
 import torch
 
-from composer.checkpoint.download import get_file
 from composer.checkpoint.durable import scratch_folder
-from composer.checkpoint.ranks import on_each_node, on_first_rank
-from composer.checkpoint.run import fetch, read_checkpoint, read_local
+from composer.checkpoint.ranks import on_first_rank
+from composer.checkpoint.run import fetch, local_checkpoint, read_checkpoint, read_local
 from composer.checkpoint.safetensors import read_tensors, write_tensors
 from composer.checkpoint.selection import Keys, Precision, check_precision, selected
 from composer.checkpoint.state_dict import get_model_state_dict
@@ -104,12 +103,9 @@ def load_safetensors(
         CorruptCheckpointError: It is incomplete or modified.
         RuntimeError: `strict`, and names do not match; or shapes do not.
     """
-    text = os.fspath(path)
-    if is_uri(text):
-        with on_each_node(lambda folder: get_file(text, folder / "file")) as folder:
-            tensors, _ = read_tensors(folder / "file")
-    else:
-        tensors, _ = read_tensors(text)
+    text = os.path.expanduser(path)
+    with local_checkpoint(text) as file:
+        tensors, _ = read_tensors(file)
     target = unwrapped_model(module)
     missing, unexpected = target.load_state_dict(tensors, strict=False)
     # A missing tensor that is tied to another one was loaded under the other's name.
@@ -143,17 +139,11 @@ def read_weights(path: str | os.PathLike[str], object_store: Any = None) -> Mapp
     """
     text = os.fspath(path) if object_store is not None else os.path.expanduser(path)
     if object_store is None and not is_uri(text):
-        return _weights_in(Path(text), text)
+        return _weights_of(read_local(Path(text), _NEEDED), text)[0]
     with scratch_folder("download") as folder:
         file = folder / Path(text).name
         fetch(text, file, object_store)
-        return _weights_in(file, text)
-
-
-def _weights_in(file: Path, name: str) -> Mapping[str, Any]:
-    if file.suffix == ".safetensors":
-        return read_tensors(file)[0]
-    return _weights_of(read_local(file, _NEEDED), name)[0]
+        return _weights_of(read_local(file, _NEEDED), text)[0]
 
 
 def _weights(source: Source) -> tuple[Mapping[str, Any], Mapping[str, Any] | None]:

@@ -222,7 +222,7 @@ def _opened(
     # Only rank 0 writes, whichever rank reads.
     given = os.fspath(path) if object_store is not None else os.path.expanduser(path)
     name = partial_format(given, run_name=run_name, rank=0, local_rank=0, node_rank=0)
-    with _local(name, object_store, progress_bar) as file:
+    with local_checkpoint(name, object_store, progress_bar) as file:
         validate(str(file))
         if file.is_dir() and not is_sharded_run(file):
             raise CorruptCheckpointError(file, f"it is a folder that lacks {STATES!r}, which is written last")
@@ -256,8 +256,11 @@ def download_checkpoint(
 
 
 @contextmanager
-def _local(name: str, object_store: Any = None, progress_bar: bool = False) -> Iterator[Path]:
-    """Yield the local path of a checkpoint; the first process of each node downloads it for the others."""
+def local_checkpoint(name: str, object_store: Any = None, progress_bar: bool = False) -> Iterator[Path]:
+    """Yield the local path of a checkpoint; the first process of each node downloads it for the others.
+
+    A collective operation if `name` is a URI or in `object_store`.
+    """
     if object_store is None and not is_uri(name):
         yield follow_link(Path(name))
         return
@@ -323,7 +326,7 @@ def read_checkpoint(path: str | os.PathLike[str], keys: Sequence[str] | None = N
     """
     check_nonempty_path("path", path)
     text = os.path.expanduser(os.fspath(path))
-    with _local(text) as file:
+    with local_checkpoint(text) as file:
         return read_local(file, keys)
 
 
