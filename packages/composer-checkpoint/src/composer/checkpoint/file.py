@@ -68,7 +68,7 @@ _BLOCK = 1 << 20
 
 
 def write_file(
-    content: dict[str, Any], path: str | os.PathLike[str], on_pickled: Callable[[], None] | None = None
+    content: dict[str, Any], path: str | os.PathLike[str], on_pickled: Callable[[], None] = lambda: None
 ) -> None:
     """Write a checkpoint atomically, with a checksum: it is complete and on the disk, or not there at all.
 
@@ -81,6 +81,12 @@ def write_file(
     Raises:
         OSError: It cannot be written; an earlier file of this name is unchanged.
     """
+
+    class NotifyingPickler(PlainPickler):
+        def dump(self, value: Any) -> None:
+            super().dump(value)
+            on_pickled()
+
     target = Path(path)
     check_file_name(target.name)
     is_archive = is_tar(target)
@@ -91,8 +97,7 @@ def write_file(
             plain = temporary_path(target)  # next to the target, because that disk needs the space anyway
             stack.callback(plain.unlink, missing_ok=True)
         has_crc = bool(torch.serialization.get_crc32_options())  # torch may be told to compute none
-        kind = PlainPickler if on_pickled is None else _notifying_pickler(on_pickled)
-        pickler: Any = SimpleNamespace(__name__="pickle", Pickler=kind)
+        pickler: Any = SimpleNamespace(__name__="pickle", Pickler=NotifyingPickler)
         with open(plain, "wb") as file:
             torch.save(content, file, pickle_module=pickler)
         append_checksum(plain, target.name, has_crc)
@@ -104,15 +109,6 @@ def write_file(
                 shutil.copyfileobj(source, stream)
         if is_packed:
             sync_file(temporary)
-
-
-def _notifying_pickler(on_pickled: Callable[[], None]) -> type[PlainPickler]:
-    class NotifyingPickler(PlainPickler):
-        def dump(self, value: Any) -> None:
-            super().dump(value)
-            on_pickled()
-
-    return NotifyingPickler
 
 
 def append_checksum(path: Path, name: str, has_crc: bool = True) -> None:
@@ -170,7 +166,7 @@ def safe_torch_load(
     `torch.serialization.add_safe_globals([...])`.
 
     Args:
-        path: A file that `torch.save` wrote.
+        path: A file that `torch.save` wrote, or an archive or a compressed file of one.
         map_location: The device of the tensors.
         load_monolith_rank0_only: True if only global rank 0 loads; the others return None.
 
@@ -184,10 +180,8 @@ def safe_torch_load(
     if load_monolith_rank0_only and dist.get_global_rank() != 0:
         return None
     check_nonempty_path("path", path)
-    file = Path(path).expanduser()
-    if not file.exists():
-        raise FileNotFoundError(f"There is no checkpoint {str(file)!r}.")
-    return _load(file, map_location)[0]
+    with _unpacked(Path(path).expanduser()) as plain:
+        return _load(plain, map_location)[0]
 
 
 def check_file(path: str | os.PathLike[str]) -> str | None:
@@ -233,7 +227,7 @@ def read_outline(path: Path) -> Any:
 def sha256_of(path: Path) -> str:
     """Return the SHA-256 of a file in hexadecimal digits."""
     with open(path, "rb", buffering=0) as file:
-        return _hash(file, path.stat().st_size, {}).hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _load(path: Path, map_location: str | torch.device = "cpu") -> tuple[Any, str | None]:
