@@ -7,6 +7,7 @@ import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,7 @@ def get_file(
         raise FileExistsError(f"`destination` {str(target)!r} already exists. Pass `overwrite=True` to replace it.")
     target.parent.mkdir(parents=True, exist_ok=True)
     source = os.fspath(path) if object_store is not None else os.path.expanduser(path)
-    _get(source, target, _Source(object_store), progress_bar)
+    _get(source, target, object_store, progress_bar)
 
 
 @renamed_arguments(path="source_path")
@@ -74,75 +75,63 @@ def extract_path_from_symlink(source_path: str | os.PathLike[str], object_store:
     Raises:
         FileNotFoundError: There is no such file.
     """
-    return _Source(object_store).read_link(os.fspath(source_path))
+    with tempfile.TemporaryDirectory(prefix="composer-link-") as folder:
+        file = Path(folder) / "link"
+        _fetch(os.fspath(source_path), file, object_store, False)
+        return file.read_text(encoding="utf-8").strip()
 
 
 def linked_uris(uri: str) -> list[str]:
     """List where the target of a link may be; empty if there is no such link."""
     link = uri if uri.endswith(LINK_SUFFIX) else uri + LINK_SUFFIX
     try:
-        named = _Source(None).read_link(link)
+        named = extract_path_from_symlink(link)
     except FileNotFoundError:
         return []
     return [*_candidates(link, named, None)]
 
 
-class _Source:
-    """The places files come from."""
-
-    def __init__(self, object_store: Any) -> None:
-        self.object_store = object_store
-
-    def fetch(self, path: str, target: Path, progress: bool) -> None:
-        """Fetch a file to `target`, which is only replaced by a complete file; links in stores are not followed."""
-        if self.object_store is not None:
+def _fetch(path: str, target: Path, object_store: Any, progress: bool) -> None:
+    """Fetch a file to `target`, which is only replaced by a complete file; links in stores are not followed."""
+    if object_store is not None:
+        with replacing(target) as temporary:
+            _fetch_from(object_store, path, temporary, progress)
+    elif not is_uri(path):
+        if not os.path.exists(path):
+            raise FileNotFoundError(f"Local path {path} does not exist.")
+        if os.path.realpath(path) != os.path.realpath(target):
             with replacing(target) as temporary:
-                _fetch_from(self.object_store, path, temporary, progress)
-        elif not is_uri(path):
-            if not os.path.exists(path):
-                raise FileNotFoundError(f"Local path {path} does not exist.")
-            if os.path.realpath(path) != os.path.realpath(target):
-                with replacing(target) as temporary:
-                    symlink_or_copy(os.path.realpath(path), temporary)
-        elif urlsplit(path).scheme.lower() in ("http", "https"):
-            with replacing(target) as temporary:
-                attempt = partial(_read_http, path, temporary, progress)
-                uri = without_password(path)
-                retrying(attempt, f"download {uri}", uri, str(target.parent))
-        else:
-            folder, _, name = path.rpartition("/")
-            storage_of(f"{folder}/").download(name, target, progress)
-
-    def read_link(self, path: str) -> str:
-        """Read the text of a `.symlink` file."""
-        with tempfile.TemporaryDirectory(prefix="composer-link-") as folder:
-            file = Path(folder) / "link"
-            self.fetch(path, file, False)
-            return file.read_text(encoding="utf-8").strip()
+                symlink_or_copy(os.path.realpath(path), temporary)
+    elif urlsplit(path).scheme.lower() in ("http", "https"):
+        with replacing(target) as temporary:
+            attempt = partial(_read_http, path, temporary, progress)
+            uri = without_password(path)
+            retrying(attempt, f"download {uri}", uri, str(target.parent))
+    else:
+        folder, _, name = path.rpartition("/")
+        storage_of(f"{folder}/").download(name, target, progress)
 
 
-def _get(path: str, target: Path, source: _Source, progress: bool) -> None:
+def _get(path: str, target: Path, object_store: Any, progress: bool) -> None:
+    """Fetch a file, or the one that a link beside it names."""
     if not path.endswith(LINK_SUFFIX):
         try:
-            source.fetch(path, target, progress)
+            _fetch(path, target, object_store, progress)
             return
         except FileNotFoundError as error:
+            path += LINK_SUFFIX
             try:
-                named = source.read_link(path + LINK_SUFFIX)
+                named = extract_path_from_symlink(path, object_store)
             except FileNotFoundError:
                 raise error from None
-        path += LINK_SUFFIX
     else:
-        named = source.read_link(path)
-    missing: FileNotFoundError | None = None
-    for candidate in _candidates(path, named, source.object_store):
-        try:
-            _get(candidate, target, source, progress)
+        named = extract_path_from_symlink(path, object_store)
+    for candidate in _candidates(path, named, object_store):
+        with suppress(FileNotFoundError):
+            _get(candidate, target, object_store, progress)
             return
-        except FileNotFoundError as error:
-            missing = missing or error
     shown = without_password(path)
-    raise FileNotFoundError(f"{shown!r} links to {without_password(named)!r}, which does not exist.") from missing
+    raise FileNotFoundError(f"{shown!r} links to {without_password(named)!r}, which does not exist.")
 
 
 def _candidates(link: str, named: str, object_store: Any) -> Iterator[str]:
