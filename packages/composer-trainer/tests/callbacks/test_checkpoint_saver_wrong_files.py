@@ -110,7 +110,7 @@ def test_an_interval_that_never_saves_is_refused(make_trainer: MakeTrainer, tmp_
 
 
 def test_a_link_does_not_take_the_place_of_the_checkpoint(make_trainer: MakeTrainer, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="`latest_filename` must differ from `filename`"):
+    with pytest.raises(ValueError, match=r"The link 'a\.pt' must not have the name of a checkpoint"):
         make_trainer(save_folder=tmp_path, save_filename="a.pt", save_latest_filename="a.pt")
 
 

@@ -706,11 +706,6 @@ def _check_names(names: dict[str, str]) -> None:
         if argument in names:
             check_relative(argument, names[argument])
     check_file_name(names["filename"])
-    if names.get("latest_filename") == names["filename"]:
-        raise ValueError(
-            f"`latest_filename` must differ from `filename`, got {names['filename']!r} for both: the link would "
-            f"replace the checkpoint."
-        )
 
 
 def _path(name: str | os.PathLike[str] | None, folder: str | None) -> PartialFilePath | None:
