@@ -19,12 +19,14 @@ LINK_SUFFIX = ".symlink"
 """The suffix of a text file that acts as a symbolic link."""
 UNDELIVERED = "UNDELIVERED"
 """The name of a file that marks a scratch folder with data that exists nowhere else: it stays if its process dies."""
+NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""The numbers of the errors of a disk or a quota that is full."""
 
 _TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{8}\.saving")
 _SCRATCH = "composer-scratch-"
 # What systems answer to a link on FAT, SMB, FUSE and the like; Windows answers EINVAL without the privilege.
 _NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL)
-_WRITE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
+_WRITE_ERRORS = NO_SPACE | {errno.EIO, errno.EROFS}
 
 
 def temporary_path(path: Path) -> Path:
@@ -43,7 +45,8 @@ def replacing(path: Path) -> Iterator[Path]:
         yield temporary
         os.replace(temporary, path)
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # the disk may have become read-only; the first error is raised
+            temporary.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -65,17 +68,14 @@ def atomic_write(path: Path) -> Iterator[Path]:
             errno.EISDIR,
             f"Could not save {str(path)!r}: there is a folder of that name. Remove it, or save elsewhere.",
         )
-    temporary = temporary_path(path)
+    temporary = None
     try:
-        yield temporary
-        os.replace(temporary, path)
+        with replacing(path) as temporary:
+            yield temporary
         sync_folder(path.parent)
-    except BaseException as error:
-        with suppress(OSError):  # the disk may have become read-only; the first error is raised
-            temporary.unlink()
-        cause = (
-            error.__context__ if isinstance(error, RuntimeError) else error
-        )  # torch raises it instead of the system's
+    except (OSError, RuntimeError) as error:
+        # torch raises a RuntimeError in place of the system's error.
+        cause = error.__context__ if isinstance(error, RuntimeError) else error
         if not isinstance(cause, OSError) or cause.errno is None:
             raise
         if cause.errno not in _WRITE_ERRORS and cause.filename != str(temporary):
