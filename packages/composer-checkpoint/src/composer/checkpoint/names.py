@@ -5,13 +5,14 @@ from __future__ import annotations
 import errno
 import os
 import re
-import string
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from composer.checkpoint.durable import NO_SPACE
 from composer.utils import format_name_with_dist, format_name_with_dist_and_time
 from composer.utils.compression import get_compressor, is_compressed_pt, is_tar
+from composer.utils.file_helpers import DIST_VARIABLES, TIME_VARIABLES, file_name_pattern
 
 if TYPE_CHECKING:
     from composer.core import State
@@ -24,17 +25,7 @@ MLFLOW_RUN_ID_FORMAT_KEY = "mlflow_run_id"
 """The placeholder in such a path for the identifier of the run."""
 
 _MLFLOW = (MLFLOW_EXPERIMENT_ID_FORMAT_KEY, MLFLOW_RUN_ID_FORMAT_KEY)
-_PROCESS = ("run_name", "rank", "local_rank", "world_size", "local_world_size", "node_rank")
-_TIMES = (
-    *("epoch", "batch", "sample", "token", "batch_in_epoch", "sample_in_epoch", "token_in_epoch"),
-    *("total_wct", "epoch_wct", "batch_wct"),
-)
-_EXAMPLES: dict[str, object] = {
-    **{name: 1.5 if name.endswith("_wct") else 1 for name in (*_PROCESS, *_TIMES, *_MLFLOW)},
-    "run_name": "run",
-}
 _SEPARATORS = re.compile(r"[/\\]")
-_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _COUNTS = ("batch", "sample", "token", "epoch", "batch_in_epoch", "sample_in_epoch", "token_in_epoch")
 _TAR_SUFFIXES = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.lzma")
 
@@ -124,11 +115,13 @@ def check_pattern(argument: str, pattern: str, times: bool = True) -> None:
     Raises:
         ValueError: The pattern has an unknown or unnamed field, or a format that does not fit.
     """
-    known = (*_PROCESS, *_TIMES) if times else _PROCESS
+    known: dict[str, Any] = {"run_name": "run", **dict.fromkeys(DIST_VARIABLES, 1)}
+    if times:
+        known |= {name: 1.5 if name.endswith("_wct") else 1 for name in TIME_VARIABLES}
     if MLFLOW_DBFS_PATH_PREFIX in pattern:
-        known = (*known, *_MLFLOW)
+        known |= dict.fromkeys(_MLFLOW, "1")
     try:
-        pattern.format(**{name: _EXAMPLES[name] for name in known})
+        pattern.format(**known)
         return
     except KeyError as error:
         reason = f"{{{error.args[0]}}} is not known"
@@ -214,7 +207,7 @@ def check_folder(folder: str) -> None:
             f"something that is missing. Remove that, or save to another folder."
         ) from error
     except OSError as error:
-        if error.errno in _NO_SPACE:
+        if error.errno in NO_SPACE:
             return
         reason = os.strerror(error.errno) if error.errno else str(error)
         raise OSError(
@@ -252,17 +245,7 @@ def counts_of_name(name: str, pattern: str) -> tuple[int, ...] | None:
     Returns:
         Its counts (-1 for those it does not have), or None if another pattern made it.
     """
-    expression, seen = "", set[str]()
-    for literal, field, _, _ in string.Formatter().parse(pattern):
-        expression += re.escape(literal)
-        if field in _COUNTS and field not in seen:
-            expression += rf"(?P<{field}>\d+)"
-            seen.add(field)
-        elif field in seen:
-            expression += rf"(?P={field})"
-        elif field is not None:
-            expression += r"[\d.e+-]+" if field.endswith("_wct") else "[^/]+?"
-    match = re.fullmatch(expression, name)
+    match = file_name_pattern(pattern).fullmatch(name)
     if match is None:
         return None
     counts = match.groupdict()

@@ -24,13 +24,16 @@ _SECRET_IN_QUERY = re.compile(
 _TOTALS = ("epoch", "batch", "sample", "token")
 _IN_EPOCH = ("batch_in_epoch", "sample_in_epoch", "token_in_epoch")
 _CLOCKS = ("total_wct", "epoch_wct", "batch_wct")
-_DIST = {
+TIME_VARIABLES = (*_TOTALS, *_IN_EPOCH, *_CLOCKS)
+"""The variables of the training time in the names of files."""
+DIST_VARIABLES = {
     "rank": "get_global_rank",
     "local_rank": "get_local_rank",
     "world_size": "get_world_size",
     "local_world_size": "get_local_world_size",
     "node_rank": "get_node_rank",
 }
+"""The variables of the process, and the functions of `composer.utils.dist` that return their values."""
 
 
 def format_name_with_dist(format_str: str, run_name: str, **extra_format_kwargs: object) -> str:
@@ -47,7 +50,7 @@ def format_name_with_dist(format_str: str, run_name: str, **extra_format_kwargs:
         'mnist/ep{epoch}-rank3.pt'
     """
     variables: dict[str, Any] = {"run_name": run_name}
-    for name, getter in _DIST.items():
+    for name, getter in DIST_VARIABLES.items():
         with suppress(dist.MissingEnvironmentError):  # left in the string
             variables[name] = getattr(dist, getter)()
     return partial_format(format_str, **variables | extra_format_kwargs)
@@ -133,7 +136,7 @@ def ensure_folder_has_no_conflicting_files(
             sample or token in the epoch is greater and the epoch is the same.
         ValueError: A file matches, but `filename` has a count in the epoch without the epoch.
     """
-    pattern = _file_name_pattern(filename)
+    pattern = file_name_pattern(filename)
     if names is None:
         paths = (os.path.join(folder, name) for folder, _, files in os.walk(folder_name) for name in sorted(files))
         names = (os.path.relpath(path, folder_name).replace(os.sep, "/") for path in paths)
@@ -151,7 +154,7 @@ def ensure_folder_has_no_conflicting_files(
             )
 
 
-def _file_name_pattern(filename: str) -> re.Pattern[str]:
+def file_name_pattern(filename: str) -> re.Pattern[str]:
     """Return a pattern that matches the names of a format string; its groups are the counts."""
     pattern, seen = "", set[str]()
     for literal, field, _, _ in string.Formatter().parse(filename):
@@ -161,6 +164,8 @@ def _file_name_pattern(filename: str) -> re.Pattern[str]:
         elif field in _TOTALS or field in _IN_EPOCH:
             pattern += rf"(?P<{field}>\d+)"
             seen.add(field)
+        elif field in _CLOCKS:
+            pattern += r"[\d.e+-]+"
         elif field is not None:
             pattern += ".+" if field == "run_name" else "[^/]+"  # the name of a run may lead to a folder
     return re.compile(pattern, re.DOTALL)
