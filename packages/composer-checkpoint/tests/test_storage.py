@@ -27,8 +27,6 @@ from composer.checkpoint.storage import (
     without_password,
 )
 
-SECONDS = 0.01  # between attempts
-
 
 class FlakyFileSystem(MemoryFileSystem):  # type: ignore[misc]
     """A store in memory that fails as it is told, at each kind of request."""
@@ -88,7 +86,8 @@ class BlockFileSystem(MemoryFileSystem):  # type: ignore[misc]
 
 
 @pytest.fixture(autouse=True)
-def _clean_memory() -> Iterator[None]:
+def _clean_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(stores, "_BACKOFF_SECONDS", 0.01)
     fsspec.register_implementation("flaky", FlakyFileSystem, clobber=True)
     yield
     FlakyFileSystem.failures, FlakyFileSystem.torn = [], 0
@@ -110,10 +109,6 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
     return storage_of(uris[kind]())
 
 
-def _flaky(attempts: int = 3) -> Storage:
-    return Storage("flaky://bucket/run", {}, attempts, SECONDS)
-
-
 def test_uploads_in_blocks_show_progress_and_have_at_most_5000_blocks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,7 +126,7 @@ def test_files_and_texts_come_back_as_they_went(storage: Storage, tmp_path: Path
     content = os.urandom(100_000)
     (tmp_path / "a.pt").write_bytes(content)
 
-    assert [] == storage.list()
+    assert [] == storage.find()
     assert not storage.exists("deep/a.pt")
     storage.upload(tmp_path / "a.pt", "deep/a.pt")
     storage.upload(tmp_path / "a.pt", "b.pt")
@@ -141,7 +136,7 @@ def test_files_and_texts_come_back_as_they_went(storage: Storage, tmp_path: Path
 
     assert content == (tmp_path / "here" / "a.pt").read_bytes()
     assert ["a.pt"] == os.listdir(tmp_path / "here")
-    assert ["b.pt", "latest.symlink"] == storage.list()
+    assert ["b.pt", "deep/a.pt", "latest.symlink"] == storage.find()
     assert "deep/a.pt" == storage.read_text("latest.symlink")
     assert (True, False) == (storage.exists("deep/a.pt"), storage.exists("deep"))
     assert 100_000 == storage.size("b.pt")
@@ -151,11 +146,11 @@ def test_what_was_removed_is_gone_at_once(storage: Storage) -> None:
     """A cached listing would still have it."""
     storage.write_text("a", "x")
     other = storage.with_attempts(2)
-    assert ["a"] == storage.list() == other.list()
+    assert ["a"] == storage.find() == other.find()
     other.delete("a")
     other.delete("a")
 
-    assert ([], False) == (storage.list(), storage.exists("a"))
+    assert ([], False) == (storage.find(), storage.exists("a"))
 
 
 def test_what_is_missing_is_named(storage: Storage, tmp_path: Path) -> None:
@@ -174,7 +169,7 @@ def test_what_is_missing_is_named(storage: Storage, tmp_path: Path) -> None:
 def test_a_folder_is_found_writable_without_leaving_anything(storage: Storage) -> None:
     storage.check_writable()
 
-    assert [] == storage.list()
+    assert [] == storage.find()
 
 
 def test_progress_is_told(storage: Storage, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -215,7 +210,7 @@ def test_passwords_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_fails_for_a_moment_is_tried_again_with_a_new_connection(tmp_path: Path) -> None:
-    storage = _flaky()
+    storage = storage_of("flaky://bucket/run")
     storage.write_text("a", "text")
     made = FlakyFileSystem.made
     FlakyFileSystem.failures[:] = [ConnectionResetError("reset"), TimeoutError("late")]
@@ -225,7 +220,7 @@ def test_what_fails_for_a_moment_is_tried_again_with_a_new_connection(tmp_path: 
 
 
 def test_what_fails_for_good_is_told_with_all_there_is_to_know() -> None:
-    storage = _flaky()
+    storage = storage_of("flaky://bucket/run")
     FlakyFileSystem.failures[:] = [ConnectionResetError("reset")] * 3
     with pytest.raises(
         StorageError, match=r"read flaky://bucket/run/a: ConnectionResetError: reset\. .* tried 3 times"
@@ -235,7 +230,7 @@ def test_what_fails_for_good_is_told_with_all_there_is_to_know() -> None:
 
 
 def test_a_refusal_is_not_tried_again() -> None:
-    storage = _flaky()
+    storage = storage_of("flaky://bucket/run")
     FlakyFileSystem.failures[:] = [PermissionError(errno.EACCES, "no"), ConnectionResetError("never reached")]
     with pytest.raises(StorageError, match=r"The store refuses it\. Check the credentials") as caught:
         storage.read_text("a")
@@ -247,11 +242,11 @@ def test_a_refusal_is_not_tried_again() -> None:
 def test_a_mistake_of_the_program_stays_what_it_is() -> None:
     FlakyFileSystem.failures[:] = [KeyError("a bug")]
     with pytest.raises(KeyError, match="a bug"):
-        _flaky().read_text("a")
+        storage_of("flaky://bucket/run").read_text("a")
 
 
 def test_a_torn_download_is_repeated_and_leaves_nothing_if_it_stays_torn(tmp_path: Path) -> None:
-    storage = _flaky()
+    storage = storage_of("flaky://bucket/run")
     storage.write_text("a", "text")
     (tmp_path / "a").write_text("old")
     FlakyFileSystem.torn = 3
@@ -265,17 +260,17 @@ def test_a_torn_download_is_repeated_and_leaves_nothing_if_it_stays_torn(tmp_pat
 
 
 def test_a_torn_upload_does_not_replace_what_is_there(tmp_path: Path) -> None:
-    storage = _flaky()
+    storage = storage_of("flaky://bucket/run")
     storage.write_text("a", "old")
     FlakyFileSystem.torn = 3
     with pytest.raises(StorageError, match="the transfer was interrupted"):
         storage.write_text("a", "text")
 
-    assert (["a"], "old") == (storage.list(), storage.read_text("a"))
+    assert (["a"], "old") == (storage.find(), storage.read_text("a"))
 
 
 def test_a_broken_upload_leaves_nothing_even_if_cleaning_up_fails_too(tmp_path: Path) -> None:
-    storage = _flaky()
+    storage = storage_of("flaky://bucket/run")
     FlakyFileSystem.failures[:] = [ConnectionResetError("first"), ConnectionResetError("cleaning up")] * 3
     with pytest.raises(StorageError, match="first"):
         storage.write_text("a", "text")
@@ -298,7 +293,7 @@ def test_a_full_disk_here_is_told_and_leaves_nothing(tmp_path: Path, monkeypatch
 def test_a_full_store_is_told() -> None:
     FlakyFileSystem.failures[:] = [OSError(errno.ENOSPC, "No space left on device")]
     with pytest.raises(StorageError, match="Free some space in flaky://bucket/run/a"):
-        _flaky().write_text("a", "x")
+        storage_of("flaky://bucket/run").write_text("a", "x")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="nothing is forbidden to root")
@@ -401,7 +396,7 @@ def test_a_bucket_that_does_not_exist_stops_a_run_before_it_trains(s3: str) -> N
 
 def test_a_server_that_stops_is_told_and_leaves_nothing(stoppable_s3: tuple[str, Any], tmp_path: Path) -> None:
     uri, server = stoppable_s3
-    storage = Storage(uri, {"endpoint_url": server.endpoint}, 2, SECONDS)
+    storage = Storage(uri, {"endpoint_url": server.endpoint}).with_attempts(2)
     storage.write_text("a", "x")
     server.go_away()
     with pytest.raises(StorageError, match=rf"download {uri}/a .*It was tried 2 times\. Check the network"):
@@ -412,9 +407,10 @@ def test_a_server_that_stops_is_told_and_leaves_nothing(stoppable_s3: tuple[str,
     assert [] == os.listdir(tmp_path)
 
 
-def test_a_server_that_comes_back_is_used_again(stoppable_s3: tuple[str, Any]) -> None:
+def test_a_server_that_comes_back_is_used_again(stoppable_s3: tuple[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stores, "_BACKOFF_SECONDS", 0.1)
     uri, server = stoppable_s3
-    storage = Storage(uri, {"endpoint_url": server.endpoint}, 8, 0.1)
+    storage = Storage(uri, {"endpoint_url": server.endpoint}).with_attempts(8)
     storage.write_text("a", "x")
     server.stop()
     server._port = int(server.endpoint.rpartition(":")[2])
@@ -431,7 +427,7 @@ def test_threads_share_a_storage(s3: str) -> None:
     for thread in threads:
         thread.join()
 
-    assert ["0", "1"] == storage.list()
+    assert ["0", "1"] == storage.find()
 
 
 class _Reply(Exception):

@@ -87,7 +87,7 @@ def test_files_arrive_with_the_link_to_the_last(
     uploader.close()
     storage = storage_of(uri)
 
-    assert ["ba0.pt", "ba1.pt", "ba2.pt", "ba3.pt", "latest.symlink"] == storage.list()
+    assert ["ba0.pt", "ba1.pt", "ba2.pt", "ba3.pt", "latest.symlink"] == storage.find()
     assert ("ba3.pt", "ba2") == (storage.read_text("latest.symlink"), storage.read_text("ba2.pt"))
     assert [] == os.listdir(tmp_path / "files")
 
@@ -442,7 +442,7 @@ def test_a_process_that_ends_without_closing_uploads_what_waits(s3: str, tmp_pat
     storage = storage_of(s3)
 
     assert 7 == child.returncode
-    assert (["0", "1", "2", "latest"], "2") == (storage.list(), storage.read_text("latest"))
+    assert (["0", "1", "2", "latest"], "2") == (storage.find(), storage.read_text("latest"))
     assert ["0", "1", "2"] == sorted(os.listdir(tmp_path))
 
 
@@ -450,7 +450,7 @@ def test_a_server_that_stops_fails_the_upload_and_leaves_the_link(
     stoppable_s3: tuple[str, Any], file: Callable[[str], Path]
 ) -> None:
     uri, server = stoppable_s3
-    storage = Storage(uri, {"endpoint_url": server.endpoint}, 2, 0.01)
+    storage = Storage(uri, {"endpoint_url": server.endpoint}).with_attempts(2)
     uploader = Uploader(storage)
     uploader.upload(file("a"), "a", overwrite=False, link=("latest", "a"))
     uploader.wait()
@@ -461,7 +461,7 @@ def test_a_server_that_stops_fails_the_upload_and_leaves_the_link(
     server._port = int(server.endpoint.rpartition(":")[2])
     server.start()
 
-    assert (["a", "latest"], "a") == (storage.list(), storage.read_text("latest"))
+    assert (["a", "latest"], "a") == (storage.find(), storage.read_text("latest"))
 
 
 def test_at_the_end_an_uploader_that_is_gone_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

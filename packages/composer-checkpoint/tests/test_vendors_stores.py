@@ -16,7 +16,9 @@ from composer.testing.servers import serve_gcs
 
 
 @pytest.mark.parametrize("scheme", ["sftp", "ssh"])
-def test_uris_of_sftp_are_only_for_known_hosts(scheme: str, sftp: Any, tmp_path: Path) -> None:
+def test_uris_of_sftp_are_only_for_known_hosts(
+    scheme: str, sftp: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     uri = f"{scheme}://me@127.0.0.1:{sftp.port}{tmp_path}/run"
     key = os.environ["COMPOSER_SFTP_KEY_FILE"]
     storage = storage_of(uri)
@@ -25,7 +27,7 @@ def test_uris_of_sftp_are_only_for_known_hosts(scheme: str, sftp: Any, tmp_path:
     storage.write_text("sub/a", "x")
     assert (tmp_path / "run" / "sub" / "a").read_text() == "x"
     assert storage.uri("sub/a") == f"{uri}/sub/a"
-    assert storage.to_folder("sub").list() == ["a"]
+    assert storage.to_folder("sub").find() == ["a"]
     assert storage_of(uri, key_filename=key).find() == ["sub/a"]
     assert bucket_of(uri).read_text(f"{str(tmp_path)[1:]}/run/sub/a") == "x"
     get_file(f"{uri}/sub/a", tmp_path / "back", progress_bar=False)
@@ -34,20 +36,20 @@ def test_uris_of_sftp_are_only_for_known_hosts(scheme: str, sftp: Any, tmp_path:
     known = tmp_path / "known_hosts"
     _, _, blob = known.read_text().partition(" ")
     known.write_text(f"elsewhere {blob}")
+    monkeypatch.setattr("composer.checkpoint.storage._BACKOFF_SECONDS", 600.0)
     for storage in (storage_of(uri), bucket_of(uri), storage_of(uri, key_filename=key), direct_storage(uri)):
-        storage._backoff_seconds = 600.0
         with pytest.raises(PermissionError, match=r"is not in .*known_hosts\. Its key is ssh-rsa SHA256:") as caught:
             storage.exists("a")
         assert "network" not in str(caught.value)
 
 
-def test_a_host_with_another_key_is_refused_at_once(sftp: Any, tmp_path: Path) -> None:
+def test_a_host_with_another_key_is_refused_at_once(sftp: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import paramiko
 
     another = paramiko.RSAKey.generate(1024)
     (tmp_path / "known_hosts").write_text(f"[127.0.0.1]:{sftp.port} ssh-rsa {another.get_base64()}\n")
     storage = storage_of(f"sftp://me@127.0.0.1:{sftp.port}/run")
-    storage._backoff_seconds = 600.0
+    monkeypatch.setattr("composer.checkpoint.storage._BACKOFF_SECONDS", 600.0)
     with pytest.raises(OSError, match=r"Host key for server .* does not match"):
         storage.exists("a")
 
@@ -61,7 +63,7 @@ def test_a_missing_file_of_keys_is_named(variable: str, tmp_path: Path, monkeypa
 
 def test_options_that_a_connection_to_sftp_does_not_have_are_refused(sftp: Any, tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="host_key_policy"):
-        storage_of(f"sftp://me@127.0.0.1:{sftp.port}{tmp_path}", host_key_policy="auto_add").list()
+        storage_of(f"sftp://me@127.0.0.1:{sftp.port}{tmp_path}", host_key_policy="auto_add").find()
     with pytest.raises(ValueError, match="`timeout` must be"):
         storage_of("sftp://host/run", timeout=0)
 

@@ -122,7 +122,7 @@ def test_a_store_that_is_gone_is_a_transient_error(
 ) -> None:
     uri, server = stoppable_s3
     store = S3ObjectStore(uri.removeprefix("s3://"))
-    monkeypatch.setattr(store.storage, "_backoff_seconds", 0.01)
+    monkeypatch.setattr("composer.checkpoint.storage._BACKOFF_SECONDS", 0.01)
     server.go_away()
     with pytest.raises(ObjectStoreTransientError, match="Could not look up") as caught:
         store.get_object_size("a")

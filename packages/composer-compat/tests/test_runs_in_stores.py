@@ -71,7 +71,7 @@ def test_a_run_saves_to_a_store_and_goes_on_from_it(folder: str, tmp_path: Path)
         crashed.fit()
     crashed.close()
     names = ["ep0-ba1-rank0.pt", "ep0-ba2-rank0.pt", "latest-rank0.pt.symlink"]
-    assert [name for name in storage_of(there).list() if not name.startswith(".")] == names
+    assert [name for name in storage_of(there).find() if not name.startswith(".")] == names
     again = make_trainer(save_folder=there, **options)
     assert again.state.timestamp.batch == 2
     again.fit()

@@ -158,8 +158,8 @@ def test_a_store_without_fsspec_is_a_storage(kind: str, make_store: Callable[...
     assert storage.exists("old/a")
     assert not storage.exists("old/b")
     assert storage.find("old/") == ["old/a"]
-    assert "latest.symlink" in storage.list()
-    assert "a" not in storage.list()
+    assert "latest.symlink" in storage.find()
+    assert "a" not in storage.find()
     assert storage.write_new_text("b", "x") is None
     with pytest.raises(PermissionError, match="cannot be removed"):
         storage.delete("old/a")
@@ -276,13 +276,13 @@ def test_uris_of_oci_name_the_same_objects(oci: Any, tmp_path: Path) -> None:
     for bucket in ("bucket", "bucket@my-namespace"):
         storage = storage_of(f"oci://{bucket}/runs")
         storage.upload(tmp_path / "a", "b")
-        assert (storage.list(), storage.read_text("b"), storage.exists("c")) == (["a", "b"], "x", False)
+        assert (storage.find(), storage.read_text("b"), storage.exists("c")) == (["a", "b"], "x", False)
 
 
-def test_an_unknown_host_is_refused(sftp: Any, tmp_path: Path) -> None:
+def test_an_unknown_host_is_refused(sftp: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "known_hosts").write_text("")
     store = SFTPObjectStore("127.0.0.1", sftp.port, "me")
-    store.storage._backoff_seconds = 0.0
+    monkeypatch.setattr(storages, "_BACKOFF_SECONDS", 0.0)
     with pytest.raises(OSError, match=r"is not in .*known_hosts\. Its key is ssh-rsa SHA256:"):
         store.get_object_size("a")
     accepting = SFTPObjectStore(
@@ -295,7 +295,9 @@ def test_an_unknown_host_is_refused(sftp: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["sftp", "ssh"])
-def test_stores_of_uris_of_sftp_are_only_for_known_hosts(scheme: str, sftp: Any, tmp_path: Path) -> None:
+def test_stores_of_uris_of_sftp_are_only_for_known_hosts(
+    scheme: str, sftp: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     uri = f"{scheme}://me@127.0.0.1:{sftp.port}{tmp_path}/run"
     store = file_helpers.maybe_create_object_store_from_uri(uri)
     assert isinstance(store, SFTPObjectStore)
@@ -308,8 +310,8 @@ def test_stores_of_uris_of_sftp_are_only_for_known_hosts(scheme: str, sftp: Any,
     known = tmp_path / "known_hosts"
     _, _, blob = known.read_text().partition(" ")
     known.write_text(f"elsewhere {blob}")
+    monkeypatch.setattr(storages, "_BACKOFF_SECONDS", 0.0)
     for refused in (FsspecObjectStore(uri), file_helpers.maybe_create_object_store_from_uri(uri)):
-        refused.storage._backoff_seconds = 0.0
         with pytest.raises(OSError, match=r"is not in .*known_hosts\. Its key is ssh-rsa SHA256:"):
             refused.get_object_size("a")
 
@@ -511,7 +513,7 @@ def test_a_users_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (tmp_path / "c").read_text() == "x"
     storage_of("mine://there/run").write_text("b", "y")
     assert file_helpers.list_remote_objects("mine://there/run/") == ["run/a", "run/b"]
-    assert storage_of("mine://there/run").list() == ["a", "b"]
+    assert storage_of("mine://there/run").find() == ["a", "b"]
     assert storage_of("mine://there").find() == ["run/a", "run/b"]
     file_helpers.validate_credentials(store, "ok")
     assert (tmp_path / "there" / "ok").exists()

@@ -82,7 +82,7 @@ def test_checkpoints_of_an_outage_are_uploaded_afterwards(
         trainer.close()
 
     there = storage_of(f"{s3}/run")
-    assert [f"ba{batch}.pt" for batch in range(1, 9)] == [name for name in there.list() if name.endswith(".pt")]
+    assert [f"ba{batch}.pt" for batch in range(1, 9)] == [name for name in there.find() if name.endswith(".pt")]
     assert "run/ba8.pt" == there.read_text("latest-rank0.pt.symlink").strip()
     assert 1 == len(trainer.saved_checkpoints)
     assert 1 == make_trainer(load_path=f"{s3}/run/ba1.pt", load_progress_bar=False).state.timestamp.batch

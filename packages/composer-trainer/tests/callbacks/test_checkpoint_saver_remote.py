@@ -58,7 +58,7 @@ def test_a_run_goes_on_from_a_store(make_trainer: MakeTrainer, store: str, tmp_p
     crashed.close()
     there = storage_of(f"{store}/run")
     names = ["ep0-ba2-rank0.pt", "ep0-ba4-rank0.pt", "latest-rank0.pt.symlink"]
-    assert there.list() == names
+    assert there.find() == names
     assert (
         there.read_text(names[-1])
         == f"{storage_of(store)._folder.partition('://')[2].partition('/')[2]}/run/{names[1]}"
@@ -69,7 +69,7 @@ def test_a_run_goes_on_from_a_store(make_trainer: MakeTrainer, store: str, tmp_p
     resumed.close()
 
     deep_compare(resumed.state.model.state_dict(), whole.state.model.state_dict())
-    assert there.list()[:4] == [*names[:2], "ep1-ba6-rank0.pt", "ep1-ba8-rank0.pt"]
+    assert there.find()[:4] == [*names[:2], "ep1-ba6-rank0.pt", "ep1-ba8-rank0.pt"]
     complete = trainer_of(make_trainer, f"{store}/{{run_name}}")
     complete.fit()
     assert complete.state.timestamp.epoch == 2

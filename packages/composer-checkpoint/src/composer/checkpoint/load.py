@@ -300,12 +300,10 @@ def _local_folder(load_path: str, parts: list[str], file: str) -> Iterator[Path]
         return
 
     def fetch(folder: Path) -> None:
-        root = storage_of(load_path)
-        for name in {METADATA_NAME, file} & {*root.list()}:
-            root.download(name, folder / name)
-        for part in parts:
-            for name in root.to_folder(part).list():
-                root.download(f"{part}/{name}", folder / part / name)
+        root, folders = storage_of(load_path), [part.strip("/") for part in parts]
+        for name in root.find():
+            if name in (METADATA_NAME, file) or name.rpartition("/")[0] in folders:
+                root.download(name, folder / name)
 
     with on_each_node(fetch) as folder:
         yield folder

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import copy
 import errno
 import inspect
@@ -19,7 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
-from composer.checkpoint.durable import replacing, sync_file
+from composer.checkpoint.durable import NO_SPACE, replacing, sync_file
 from composer.core import ComposerError
 from composer.utils import check_finite, is_uri, parse_uri
 from composer.utils.file_helpers import without_password as without_password
@@ -38,7 +37,7 @@ _EXTRAS = {
     "sftp": "sftp", "ssh": "sftp",
 }  # fmt: skip
 _PROBE = ".credentials_validated_successfully"  # a fixed name: stores from which nothing can be removed keep one file
-_BACKOFF_SECONDS = 1.0
+_BACKOFF_SECONDS = 1.0  # the pause after the first attempt; it doubles after each
 _BLOCK = 8 << 20
 _SILENT_SECONDS = 15.0  # how long a server may be silent, as in s3fs and ocifs
 _SFTP_SECONDS = 30.0  # how long an SSH server may be silent
@@ -76,8 +75,6 @@ class Storage:
     Args:
         folder: The URI of the folder.
         options: Options of fsspec's filesystem, such as `key`, `secret` or `endpoint_url` for S3.
-        attempts: The maximum number of attempts of a request.
-        backoff_seconds: The pause after the first attempt; it doubles after each.
         connection: How to reach the store; None: by `folder` and `options`.
         block_size: The size in bytes of the parts that large files are uploaded in; None: 8 MiB.
 
@@ -90,8 +87,6 @@ class Storage:
         self,
         folder: str,
         options: dict[str, Any],
-        attempts: int = 3,
-        backoff_seconds: float = _BACKOFF_SECONDS,
         *,
         connection: Connection | None = None,
         block_size: int | None = None,
@@ -102,7 +97,7 @@ class Storage:
         if self._scheme in SFTP_SCHEMES and path.startswith(f"{shortest}//") and "/" not in shortest:
             shortest += "//"  # the root of the server; the host alone is the home of the user
         self._folder = f"{self._scheme}://{shortest}"
-        self._options, self._attempts, self._backoff_seconds = options, attempts, backoff_seconds
+        self._options, self._attempts = options, 3
         self._connection, self._block_size = connection, block_size
         self._inside = ""  # the folder in that of `connection`
         self._puts_whole = self._scheme in _PUTS_WHOLE if connection is None else connection.puts_whole
@@ -157,30 +152,19 @@ class Storage:
         """
         return int(self._do("look up", name, lambda filesystem, path: filesystem.info(path))["size"])
 
-    def list(self) -> builtins.list[str]:
-        """List the sorted names of the files directly in the folder; empty if there is no folder."""
-
-        def entries(filesystem: Any, path: str) -> Any:
-            try:
-                return filesystem.ls(path, detail=True)
-            except FileNotFoundError:
-                return []
-
-        return sorted(
-            PurePosixPath(entry["name"]).name
-            for entry in self._do("list", None, entries)
-            if entry["type"] != "directory" and not entry["name"].endswith("/")  # S3 has empty objects for folders
-        )
-
-    def find(self, prefix: str = "") -> builtins.list[str]:
-        """List the sorted names that begin with `prefix`, including those in subfolders."""
+    def find(self, prefix: str = "") -> list[str]:
+        """List the sorted names that begin with `prefix`, also in subfolders; empty if there is no folder."""
         inside = prefix.rpartition("/")[0]
 
-        def names(filesystem: Any, path: str) -> builtins.list[str]:
+        def names(filesystem: Any, path: str) -> list[str]:
             start = path.rstrip("/")
             paths = filesystem.find(f"{start}/{inside}" if inside else path)
-            return [str(result).removeprefix(start + "/") for result in paths]
+            if not start:
+                return [str(result).removeprefix("/") for result in paths]
+            # By depth, because ocifs adds the namespace to the bucket.
+            return [str(result).split("/", start.count("/") + 1)[-1] for result in paths]
 
+        # S3 has empty objects for folders, whose names end in "/".
         return sorted(name for name in self._do("list", None, names) if name.startswith(prefix) and name[-1:] != "/")
 
     def read_text(self, name: str) -> str:
@@ -257,10 +241,6 @@ class Storage:
         target.parent.mkdir(parents=True, exist_ok=True)
 
         def fetch(filesystem: Any, path: str) -> None:
-            if self._is_object_store:
-                with showing_progress(progress, name) as callback:
-                    filesystem.get_file(path, str(temporary), callback=callback)
-                return
             expected = int(filesystem.info(path)["size"])
             with showing_progress(progress, name) as callback:
                 callback.set_size(expected)
@@ -360,8 +340,7 @@ class Storage:
             self._local.made = None  # the connection may be broken for good
 
         what = f"{verb} {uri}" if local is None else f"{verb} {uri} to {local!r}"
-        limits = self._attempts, self._backoff_seconds
-        return retrying(attempt, what, uri, local, *limits, reconnect, is_object_store=self._is_object_store)
+        return retrying(attempt, what, uri, local, self._attempts, reconnect, is_object_store=self._is_object_store)
 
     def _put(self, name: str, write: Callable[[Any, str], None], size: int) -> None:
         def put(filesystem: Any, path: str) -> None:
@@ -391,7 +370,6 @@ def retrying(
     where: str,
     local: str | None = None,
     attempts: int = 3,
-    backoff_seconds: float | None = None,
     reconnect: Callable[[], None] = lambda: None,
     is_object_store: bool = False,
 ) -> T:
@@ -403,7 +381,6 @@ def retrying(
         where: The remote place, for messages.
         local: The local file that it writes, which may be on a full disk.
         attempts: The maximum number of calls.
-        backoff_seconds: The pause after the first attempt, which doubles after each; None: a second.
         reconnect: Called before the next attempt.
         is_object_store: True for a method of an `ObjectStore`, which marks the errors after which to try again, and
             whose other errors are raised as they are.
@@ -415,7 +392,7 @@ def retrying(
         StorageError: The store failed in another way.
         Exception: What `attempt` raises, if that does not come from a store.
     """
-    pause = _BACKOFF_SECONDS if backoff_seconds is None else backoff_seconds
+    pause = _BACKOFF_SECONDS
     for left in reversed(range(attempts)):
         try:
             return attempt()
@@ -730,8 +707,7 @@ def showing_progress(progress: Progress, name: str) -> Iterator[Any]:
 
 
 _PERMANENT = (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError)
-_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-_PERMANENT_NUMBERS = _NO_SPACE | {errno.EROFS, errno.EINVAL, errno.ENAMETOOLONG, errno.ENOSYS, errno.ELOOP, errno.EXDEV}
+_PERMANENT_NUMBERS = NO_SPACE | {errno.EROFS, errno.EINVAL, errno.ENAMETOOLONG, errno.ENOSYS, errno.ELOOP, errno.EXDEV}
 _PASSING_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})  # HTTP
 # By name, because the clients of stores are optional and are not imported here.
 _REFUSALS = frozenset(
@@ -776,7 +752,7 @@ def _status(error: BaseException) -> int | None:
 
 def is_missing_space(error: BaseException) -> bool:
     """Return True if a disk or a quota is full."""
-    return isinstance(error, OSError) and error.errno in _NO_SPACE
+    return isinstance(error, OSError) and error.errno in NO_SPACE
 
 
 def is_transient(error: BaseException) -> bool:

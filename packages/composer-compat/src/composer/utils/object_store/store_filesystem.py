@@ -43,12 +43,6 @@ class ObjectStoreFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec
         uris = (self.store.get_uri(name) for name in self.store.list_objects(prefix))
         return sorted(f"{prefix}{uri.removeprefix(start)}" for uri in uris if uri.startswith(start))
 
-    def ls(self, path: str, detail: bool = True, **kwargs: Any) -> list[Any]:
-        """List the objects directly in a folder."""
-        prefix = f"{path.rstrip('/')}/" if path.strip("/") else ""
-        names = [name for name in self.find(path) if "/" not in name.removeprefix(prefix)]
-        return [{"name": name, "size": None, "type": "file"} for name in names] if detail else names
-
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **kwargs: Any) -> bytes:
         """Return the content of an object, or a part of it; all of it is downloaded."""
         with tempfile.TemporaryDirectory(prefix="composer-object-") as folder:
