@@ -233,11 +233,11 @@ def size_of_weights(found: dict[str, Any]) -> float:
 def content_of(folder: Path, batch: int) -> Any:
     """The checkpoint after some batches."""
     (path,) = folder.glob(f"ep*-ba{batch}-rank0.pt")
-    return read_file(path)[0]
+    return read_file(path)
 
 
 def last_of(folder: Path) -> Any:
-    return read_file(folder / "latest-rank0.pt")[0]
+    return read_file(folder / "latest-rank0.pt")
 
 
 LATE = {"EMA by epochs", "EMANesterov", "LayerFreezing"}  # they act after the first death

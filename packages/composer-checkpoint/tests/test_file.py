@@ -76,11 +76,12 @@ def test_what_is_written_is_read_again(tmp_path: Path, name: str) -> None:
     if ".pt." in name and shutil.which(program) is None:
         pytest.skip(f"needs the program {program}")
     write_file(content(), tmp_path / "folder" / name)
-    loaded, saved_as = read_file(tmp_path / "folder" / name)
+    loaded = read_file(tmp_path / "folder" / name)
 
     deep_compare(loaded, content())
     assert loaded["state"]["model"]["weight"].data_ptr() == loaded["state"]["model"]["tied"].data_ptr()
-    assert saved_as == check_file(tmp_path / "folder" / name) == name
+    assert check_file(tmp_path / "folder" / name) == name
+    deep_compare(safe_torch_load(tmp_path / "folder" / name), content())
     assert os.listdir(tmp_path / "folder") == [name]
 
 
@@ -141,10 +142,10 @@ def test_files_of_the_first_format_are_read_and_checked(tmp_path: Path) -> None:
     path = tmp_path / "a.pt"
     torch.save(content(), path)
     seal_of_all_bytes(path)
-    loaded, saved_as = read_file(path)
+    loaded = read_file(path)
 
     deep_compare(loaded, content())
-    assert saved_as == "a.pt"
+    assert check_file(path) == "a.pt"
     intact = path.read_bytes()
     choose = random.Random(2)
     for _ in range(100):
@@ -180,7 +181,7 @@ def test_without_the_checksums_of_torch_all_bytes_are_covered(tmp_path: Path) ->
         write_file(content(), path)
     finally:
         torch.serialization.set_crc32_options(crc32)
-    deep_compare(read_file(path)[0], content())
+    deep_compare(read_file(path), content())
     data = bytearray(path.read_bytes())
     data[data.index(b"data/0") + 200] ^= 1
     path.write_bytes(data)
@@ -209,7 +210,7 @@ def test_a_corrupted_archive_does_not_load_either(tmp_path: Path) -> None:
                 broken[choose.randrange(len(broken))] ^= 1 << choose.randrange(8)
             (tmp_path / name).write_bytes(broken)
             try:  # headers of archives have bits that mean nothing
-                loaded, _ = read_file(tmp_path / name)
+                loaded = read_file(tmp_path / name)
             except (CorruptCheckpointError, OSError):
                 continue
             deep_compare(loaded, content(0))
@@ -281,7 +282,7 @@ def test_a_pickle_protocol_that_torch_does_not_read_safely_is_named(tmp_path: Pa
     path.write_bytes(gzip.compress(plain.read_bytes()) if name.endswith(".gz") else plain.read_bytes())
 
     if protocol < 4:
-        deep_compare(read_file(path)[0], weights)
+        deep_compare(read_file(path), weights)
         return
     with pytest.raises(UnsafeCheckpointError, match=r"written for pickles of protocol 2.*weights_only=False") as caught:
         read_file(path)
@@ -301,7 +302,7 @@ def test_a_type_loads_once_it_is_allowed(tmp_path: Path) -> None:
     with pytest.raises(UnsafeCheckpointError, match="Custom"):
         read_file(tmp_path / "a.pt")
     with torch.serialization.safe_globals([Custom]):
-        loaded, _ = read_file(tmp_path / "a.pt")
+        loaded = read_file(tmp_path / "a.pt")
 
     assert loaded["state"]["callbacks"]["Mine"].value == 3
 
@@ -323,7 +324,7 @@ def test_a_failing_write_leaves_the_earlier_file(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="in the middle"):
         write_file({"state": torch.ones(1000), "bomb": Bomb()}, path)
     assert os.listdir(tmp_path) == ["a.pt"]
-    assert read_file(path)[0] == {"state": 1}
+    assert read_file(path) == {"state": 1}
 
 
 def test_a_full_disk_is_a_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -343,7 +344,7 @@ def test_a_full_disk_is_a_clear_error(tmp_path: Path, monkeypatch: pytest.Monkey
         write_file({"state": 2}, tmp_path / "a.pt")
 
     assert caught.value.errno == errno.ENOSPC
-    assert read_file(tmp_path / "a.pt")[0] == {"state": 1}
+    assert read_file(tmp_path / "a.pt") == {"state": 1}
     assert os.listdir(tmp_path) == ["a.pt"]
 
 
@@ -365,7 +366,7 @@ def test_torchs_own_writer_fails_clearly_too(tmp_path: Path) -> None:
     assert "Could not save" in message
     assert "a.pt" in message
     assert os.listdir(tmp_path) == ["a.pt"]
-    assert read_file(tmp_path / "a.pt")[0] == {"state": 1}
+    assert read_file(tmp_path / "a.pt") == {"state": 1}
 
 
 def test_a_file_that_cannot_be_created_is_named_without_its_temporary_name(tmp_path: Path) -> None:
@@ -492,7 +493,7 @@ def test_a_copy_is_written_while_the_original_changes(tmp_path: Path) -> None:
     writer.close()
 
     for value in (1.0, 2.0):
-        loaded = read_file(tmp_path / f"{value}.pt")[0]
+        loaded = read_file(tmp_path / f"{value}.pt")
         assert loaded["state"]["weight"].eq(value).all()
         assert loaded["state"]["tied"].shape == (5, 2)
         assert (

@@ -96,7 +96,7 @@ def test_a_part_that_was_left_out_stays_and_the_rest_is_loaded(
     if "algorithms" in pattern:
         arguments["algorithms"] = Idle()
     path = saved_without(make_trainer, tmp_path, [pattern], **arguments)
-    assert read_file(path)[0]["left_out"] == [named]
+    assert read_file(path)["left_out"] == [named]
     trainer, messages = loaded(make_trainer, path, **arguments)
 
     told = [message for message in messages if "was saved without" in message]
@@ -115,7 +115,7 @@ def test_a_part_that_was_left_out_stays_and_the_rest_is_loaded(
 
 def test_one_tensor_that_was_left_out_stays(make_trainer: MakeTrainer, tmp_path: Path) -> None:
     path = saved_without(make_trainer, tmp_path, ["state/model/*.weight"])
-    names = read_file(path)[0]["left_out"]
+    names = read_file(path)["left_out"]
     trainer, messages = loaded(make_trainer, path)
     here = trainer.state.get_model_state_dict()
     assert len(messages) == 1
@@ -130,7 +130,7 @@ def test_a_function_leaves_out_like_patterns(make_trainer: MakeTrainer, tmp_path
         content["state"].pop("optimizers")
 
     path = saved_without(make_trainer, tmp_path, drop)
-    assert read_file(path)[0]["left_out"] == ["state/optimizers", "rng"]
+    assert read_file(path)["left_out"] == ["state/optimizers", "rng"]
     assert len(loaded(make_trainer, path)[1]) == 1
 
 
@@ -157,7 +157,7 @@ def test_a_file_that_lacks_a_part_without_saying_so_is_refused(
     make_trainer: MakeTrainer, tmp_path: Path, part: str
 ) -> None:
     path = saved_without(make_trainer, tmp_path, None)
-    content, _ = read_file(path)
+    content = read_file(path)
     assert "left_out" not in content
     del content["state"][part]
     write_file(content, path)

@@ -132,15 +132,12 @@ def append_checksum(path: Path, name: str, has_crc: bool = True) -> None:
         os.fsync(file.fileno())
 
 
-def read_file(path: str | os.PathLike[str]) -> tuple[Any, str | None]:
+def read_file(path: str | os.PathLike[str]) -> Any:
     """Check and load a checkpoint onto the CPU, running no code from it.
 
     Args:
         path: A file that `write_file` or the reference's trainer wrote; or weights in a `.safetensors` file, which are
             returned as a checkpoint that holds nothing but the model.
-
-    Returns:
-        Its content, and the file name under which it was saved (None if it is not recorded).
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -149,7 +146,7 @@ def read_file(path: str | os.PathLike[str]) -> tuple[Any, str | None]:
     """
     file = Path(path).expanduser()
     if file.suffix == ".safetensors":
-        return {"state": {"model": read_tensors(file)[0]}}, None
+        return {"state": {"model": read_tensors(file)[0]}}
     with _unpacked(file) as plain:
         return _load(plain)
 
@@ -181,7 +178,7 @@ def safe_torch_load(
         return None
     check_nonempty_path("path", path)
     with _unpacked(Path(path).expanduser()) as plain:
-        return _load(plain, map_location)[0]
+        return _load(plain, map_location)
 
 
 def check_file(path: str | os.PathLike[str]) -> str | None:
@@ -230,7 +227,7 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _load(path: Path, map_location: str | torch.device = "cpu") -> tuple[Any, str | None]:
+def _load(path: Path, map_location: str | torch.device = "cpu") -> Any:
     with _open_checked(path) as (file, saved_as):
         # Not by the path, where another file may be by now. Reading from a file object also releases the GIL.
         loaded = load_plain(file, str(path), map_location)
@@ -240,7 +237,7 @@ def _load(path: Path, map_location: str | torch.device = "cpu") -> tuple[Any, st
             "`torch.save`, remove its entry 'has_checksum' before)"
         )
         raise CorruptCheckpointError(path, reason)
-    return loaded, saved_as
+    return loaded
 
 
 @contextmanager

@@ -172,7 +172,7 @@ def load_model_checkpoint(
     if options.sharded_checkpoint:
         loaded = _model_of_shards(module, path, options)
     else:
-        content = read_tensors(path)[0] if path.suffix == ".safetensors" else read_file(path)[0]
+        content = read_tensors(path)[0] if path.suffix == ".safetensors" else read_file(path)
         own = module.state_dict()
         requested = selected(dict.fromkeys([*own, *content]), options.include_keys, options.ignore_keys)
         loaded = {name: content[name] for name in requested if name in content}
@@ -225,7 +225,7 @@ def load_optim_checkpoint(
             f"model with them, and the optimizer without."
         )
     if not options.sharded_checkpoint and not sharded:
-        loaded = _merged(read_file(path)[0], get_optim_state_dict(module, optim, precision=None), options)
+        loaded = _merged(read_file(path), get_optim_state_dict(module, optim, precision=None), options)
         state = State(model=module, optimizers=optim)
         (name,) = state.get_optim_state_dict()
         state.load_optim_state({"optimizers": {name: loaded}}, options.strict)
@@ -238,7 +238,7 @@ def load_optim_checkpoint(
         loaded = dict(torch_state_dict.get_optimizer_state_dict(module, optim, options=get_options))
         read_shards(loaded, path, options.load_planner)
     else:
-        loaded = read_file(path)[0]
+        loaded = read_file(path)
     set_options = torch_state_dict.StateDictOptions(
         full_state_dict=not options.sharded_checkpoint, strict=options.strict
     )
@@ -284,7 +284,7 @@ def read_resumption(path: str | os.PathLike[str]) -> dict[str, Any]:
     with open(file, "rb") as opened:
         start = opened.read(4)
     try:
-        content = read_file(file)[0] if start == b"PK\x03\x04" else load_pickle(file.read_bytes(), str(file))
+        content = read_file(file) if start == b"PK\x03\x04" else load_pickle(file.read_bytes(), str(file))
     except UnsafeCheckpointError as error:
         raise UnsafeCheckpointError(f"{error} (global not in allowlist)", error.types) from error
     if not isinstance(content, dict):

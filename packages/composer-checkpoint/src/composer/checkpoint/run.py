@@ -227,7 +227,7 @@ def _opened(
         if file.is_dir() and not is_sharded_run(file):
             raise CorruptCheckpointError(file, f"it is a folder that lacks {STATES!r}, which is written last")
         is_in_shards = is_sharded_run(file)
-        content = (read_run if is_in_shards else read_file)(file)[0]
+        content = (read_run if is_in_shards else read_file)(file)
         if not isinstance(content, dict) or not ({"state", "rng"} & content.keys()):
             raise ValueError(
                 f"{without_password(name)!r} is not a checkpoint of a run: it lacks the entry 'state'. Load the "
@@ -339,7 +339,7 @@ def fetch(path: str, target: Path, object_store: Any = None, progress_bar: bool 
 
 def read_local(path: Path, keys: Sequence[str] | None = None) -> Any:
     """Read a checkpoint at a local path, as `read_checkpoint` does; not a collective operation."""
-    content = (read_run if is_sharded_run(path) else read_file)(path)[0]
+    content = (read_run if is_sharded_run(path) else read_file)(path)
     state = content.get("state") if isinstance(content, dict) else None
     if keys is not None and isinstance(state, dict):
         content["state"] = {key: state[key] for key in keys if key in state}

@@ -366,7 +366,7 @@ def write_run(content: dict[str, Any], folder: Path, overwrite: bool) -> None:
                 f"the shards of {len(writers)} of {dist.get_world_size()} ranks there. Use another `save_folder`, or "
                 f"`state_dict_type='full'`."
             )
-        write_file({"content": rest, "folder": folder.name, "sha256": digests}, temporary / STATES)
+        write_file({"content": rest, "sha256": digests}, temporary / STATES)
 
     write_shards(shards, folder, overwrite, finish)
 
@@ -380,37 +380,28 @@ def remove_run(path: Path) -> None:
     shutil.rmtree(path)
 
 
-def check_run(folder: Path) -> str | None:
+def check_run(folder: Path) -> None:
     """Check a checkpoint in shards without loading it.
-
-    Returns:
-        The name under which it was saved; None if neither it nor checksums are recorded.
 
     Raises:
         CorruptCheckpointError: A file of it is missing, incomplete or modified.
     """
-    if _is_indexed(folder):  # `_is_indexed` has checked the index and the sizes of the files
-        return None
-    states = _states(folder)  # `_states` checks the checksum of its own file
-    _check_digests(folder, states["sha256"], states["sha256"])
-    name: str = states["folder"]
-    return name
+    if not _is_indexed(folder):  # otherwise, `_is_indexed` has checked the index and the sizes of the files
+        states = _states(folder)  # `_states` checks the checksum of its own file
+        _check_digests(folder, states["sha256"], states["sha256"])
 
 
-def read_run(folder: Path) -> tuple[dict[str, Any], str | None]:
+def read_run(folder: Path) -> Any:
     """Check a checkpoint, and load it with `Shard` placeholders for its shards. A collective operation.
 
     Each rank checks a part of the files.
-
-    Returns:
-        The content, and the name under which it was saved; None if it is not recorded.
 
     Raises:
         CorruptCheckpointError: A file of it is missing, incomplete or modified.
         UnsafeCheckpointError: It holds types whose loading could run code.
     """
     if _is_indexed(folder):
-        return _read_indexed(folder), None
+        return _read_indexed(folder)
     states = _states(folder)
     names = sorted(states["sha256"])
     problem: CorruptCheckpointError | None = None
@@ -421,7 +412,7 @@ def read_run(folder: Path) -> tuple[dict[str, Any], str | None]:
     for reason in dist.all_gather_object(None if problem is None else problem.reason):
         if reason is not None:
             raise CorruptCheckpointError(folder, reason)
-    return _with_shards(states["content"], folder), states["folder"]
+    return _with_shards(states["content"], folder)
 
 
 def outline_of_run(path: Path) -> Any:
@@ -564,9 +555,8 @@ def _with_shards(value: Any, folder: Path) -> Any:
 
 
 def _states(folder: Path) -> dict[str, Any]:
-    states = read_file(folder / STATES)[0]
-    kinds = {"content": dict, "folder": str, "sha256": dict}
-    if not isinstance(states, dict) or any(not isinstance(states.get(key), kind) for key, kind in kinds.items()):
+    states = read_file(folder / STATES)
+    if not isinstance(states, dict) or any(not isinstance(states.get(key), dict) for key in ("content", "sha256")):
         raise CorruptCheckpointError(folder, f"its file {STATES!r} does not belong to a checkpoint in shards")
     return states
 
