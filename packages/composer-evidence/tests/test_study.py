@@ -290,6 +290,18 @@ def test_a_stack_is_chosen_on_validation_and_taken_apart_on_test(
     assert "Leave one out of Muon+EMA" in write_page([study.ledger], study.runner.folder / "page.html").read_text()
 
 
+def test_what_was_better_alone_may_be_stacked_unless_it_needs_a_teacher(
+    measured: tuple[Study, list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study, _ = measured
+    plain, better = study.plain(), study.plain().score + 0.1
+    scores = {"A/A": better, "EMA": better, "Distillation": better, "SAM": plain.score - 0.1, "EMA+Muon": better}
+    entries = [{"method": name, "fraction": 1.0, "score": score} for name, score in scores.items()]
+    monkeypatch.setattr(study, "_own_entries", lambda about: entries)
+
+    assert study._better_alone(plain) == ["EMA"]
+
+
 def test_a_stack_is_tried_with_the_learning_rates_of_its_members(
     measured: tuple[Study, list[dict[str, Any]]],
 ) -> None:

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from composer.evidence.methods import grid_of, member_of, method_of, reason_against
+from composer.evidence.methods import TEACHER, grid_of, member_of, method_of, reason_against
 from composer.evidence.run import RunResult, RunSpec, environment
 from composer.evidence.runner import Runner
 from composer.evidence.search import Search, SearchError, search
@@ -636,16 +636,14 @@ class Study:
         is tried with the learning rates that were tuned for its members alone, and counts with the best of them.
 
         Args:
-            methods: The candidates. None: all methods that were better than plain in their search.
+            methods: The candidates. None: all methods that were better than plain in their search, but those that need
+                a teacher, which is trained for longer than plain is.
 
         Returns:
             The entries.
         """
         plain, sign = self.plain(), 1 if self._higher else -1
-        if methods is None:
-            searches = [e for e in self._own_entries("tuning") if e["fraction"] == 1.0 and e["score"] is not None]
-            scores = {e["method"]: e["score"] for e in searches if e["method"] not in ("plain", AA)}
-            methods = [name for name, score in scores.items() if "+" not in name and sign * (score - plain.score) > 0]
+        methods = self._better_alone(plain) if methods is None else methods
         tuned = {candidate.name: candidate for candidate in self._candidates(methods, plain)[0]}
         usable = list(tuned)
         times = self._step_times(list(tuned.values()), plain)
@@ -688,6 +686,15 @@ class Study:
             about["leave_one_out"], about["runs"] = self._leave_one_out(chosen, plain)
         about["verdict"] = self.verdicts()["+".join(chosen)]["verdict"]
         return [*entries, self._entry_of("stack", about)]
+
+    def _better_alone(self, plain: Plain) -> list[str]:
+        searches = [e for e in self._own_entries("tuning") if e["fraction"] == 1.0 and e["score"] is not None]
+        scores = {
+            e["method"]: e["score"] for e in searches if e["method"] not in ("plain", AA) and "+" not in e["method"]
+        }
+        sign = 1 if self._higher else -1
+        better = [name for name, score in scores.items() if sign * (score - plain.score) > 0]
+        return [name for name in better if TEACHER not in member_of(self.task, name)[1].values()]
 
     def _stacked(self, members: Sequence[_Candidate], plain: Plain) -> list[_Candidate]:
         """Return the stack of tuned methods, once for each learning rate that was tuned for a member.
