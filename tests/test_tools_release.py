@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import os
 import py_compile
@@ -18,6 +19,7 @@ from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import pytest
 import yaml
@@ -865,6 +867,22 @@ class TestEnvironment:
         environment.share_bytecode(tmp_path / "second", tmp_path)
 
         assert [] == list(packages[1].glob("**/*.pyc"))
+
+    def test_a_donor_that_another_session_removes_ends_nothing(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        packages = [tmp_path / name / "lib/python3.11/site-packages" for name in ("first", "second")]
+        for folder in packages:
+            (folder / "gone").mkdir(parents=True)
+        scandir = os.scandir
+
+        def scan(path: str | os.PathLike[str]) -> Any:
+            if os.path.basename(path) == "gone":
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+            return scandir(path)
+
+        monkeypatch.setattr(os, "scandir", scan)
+        environment.share_bytecode(tmp_path / "second", tmp_path)
 
     def test_a_python_that_does_not_start_does_not_count(self, tmp_path: Path) -> None:
         shim = tmp_path / "python3.11"

@@ -70,11 +70,13 @@ def share_bytecode(environment: Path, folder: Path) -> None:
     for packages in environment.glob("lib/python*/site-packages"):  # none on Windows
         others = set(folder.glob(f"*/lib/{packages.parent.name}/site-packages")) - {packages}
         for donor in sorted(others, key=lambda path: path.stat().st_mtime)[-3:]:
-            for compiled in donor.glob("**/__pycache__/*.pyc"):
+            # A session beside this one may remove the donor meanwhile, which `os.walk` passes over.
+            found = (Path(place, name) for place, _, names in os.walk(donor) for name in names if name.endswith(".pyc"))
+            for compiled in found:
                 folder = packages / compiled.relative_to(donor).parent
                 name = f"{compiled.name.partition('.')[0]}.py"
                 source, donated, target = folder.parent / name, compiled.parent.parent / name, folder / compiled.name
-                # Where a session beside this one replaces the donor, or nothing can be linked, Python compiles.
+                # Where the donor is gone, or nothing can be linked, Python compiles.
                 with suppress(OSError):
                     if not target.exists() and source.samefile(donated):
                         folder.mkdir(exist_ok=True)
