@@ -92,10 +92,7 @@ def _parser() -> argparse.ArgumentParser:
             command.add_argument("methods", metavar="METHOD", nargs="*", help="methods and stacks to tune, too")
         if name == "stack":
             command.add_argument(
-                "methods",
-                metavar="METHOD",
-                nargs="*",
-                help="default: those that improved in their search",
+                "methods", metavar="METHOD", nargs="*", help="default: those that beat plain when tuned"
             )
         if name == "run":
             command.add_argument(
