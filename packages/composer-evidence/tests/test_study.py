@@ -188,6 +188,13 @@ def test_repeating_a_measurement_trains_and_adds_nothing(
     assert study.ledger.path.read_bytes() == before
 
 
+def test_more_runs_are_refused_once_results_were_seen(measured: tuple[Study, list[dict[str, Any]]]) -> None:
+    study, _ = measured
+    more = Study(study.runner, replace(PLAN, num_controls=5))
+    with pytest.raises(ValueError, match="num_seeds=3 and num_controls=4, got 3 and 5"):
+        more.measure(["Muon"])
+
+
 def test_a_replay_gives_the_same_scores(measured: tuple[Study, list[dict[str, Any]]], tmp_path: Path) -> None:
     study, entries = measured
     found = replay(study, of(entries, "EMA"), tmp_path / "replay")

@@ -95,7 +95,7 @@ def run_all(
     """Find out which methods pay on a task, and write a page and recipes into the folder of the ledger.
 
     The schedule is made in the first call and kept in the folder. After an interruption, repeat the command to
-    continue; with other hours, methods or numbers of runs, it makes a new schedule that reuses the existing runs.
+    continue; with other hours or methods, it makes a new schedule that reuses the existing runs.
 
     Args:
         runner: Trains the runs.

@@ -244,7 +244,11 @@ class Study:
 
         Returns:
             The entries about the measurements and confirmations.
+
+        Raises:
+            ValueError: The ledger has measurements of this task with other numbers of runs.
         """
+        self._refuse_other_numbers()
         plain = self.plain()
         candidates, refused = self._candidates(methods, plain)
         entries = [self.refuse(name, verdict) for name, verdict in refused.items()]
@@ -271,6 +275,17 @@ class Study:
             for each in gains
         ]
         return [*entries, *measured.values(), *confirmed]
+
+    def _refuse_other_numbers(self) -> None:
+        """Raise an error if this task was measured with other numbers: more runs until something shows is no test."""
+        plan, rows = self.plan, [entry for entry in self._own_entries("measurement") if entry["method"] == AA]
+        numbers = (len(rows[-1]["scores"]), len(rows[-1]["control_scores"])) if rows else None
+        if numbers not in (None, (plan.num_seeds, plan.num_controls)):
+            raise ValueError(
+                f"The numbers of runs must be those with which {self.task.name} was first measured in this ledger, "
+                f"num_seeds={numbers[0]} and num_controls={numbers[1]}, got {plan.num_seeds} and "
+                f"{plan.num_controls}. For others, begin another ledger."
+            )
 
     def _confirm(
         self,
