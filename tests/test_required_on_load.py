@@ -276,44 +276,10 @@ def test_an_activation_of_your_own_must_be_given_again() -> None:
     deep_compare(outputs_of(expected, "GatedLinearUnits"), outputs_of(state, "GatedLinearUnits"))
 
 
-@pytest.mark.parametrize(
-    ("missing", "listed"),
-    [
-        ("BlurPool", ["EMA"]),
-        ("BlurPool", ["ChannelsLast", "SWA"]),
-        ("SqueezeExcite", ["BlurPool", "EMA"]),
-        ("StochasticDepth", ["WeightStandardization", "SAM", "ScaleSchedule"]),
-        ("StochasticDepth", ["Factorize"]),
-        ("Alibi", ["EMA"]),
-    ],
-)
-def test_what_should_have_come_before_a_listed_algorithm_is_applied_before_it(missing: str, listed: list[str]) -> None:
-    """The changes of the listed ones are undone, and all are made in the declared order."""
-    expected = trained(missing, make(missing), *map(make, listed))
-    state = make_state(missing, *map(make, listed), seed=1)
-    state.schedulers = schedulers_of(state)
-    engine = Engine(state)
-    engine.run_event("init")
-    engine.run_event("before_load")
-    with pytest.warns(UserWarning, match=f"^Automatically adding required_on_load algorithm `{missing}"):
-        state.load_state_dict(through_a_file(expected.state_dict()), strict=True)
-
-    assert kinds(expected) == kinds(state)
-    assert expected.max_duration == state.max_duration
-    deep_compare(outputs_of(expected, missing), outputs_of(state, missing))
-    deep_compare(expected.state_dict()["model"], state.state_dict()["model"])
-    deep_compare(expected.state_dict()["optimizers"], state.state_dict()["optimizers"])
-    deep_compare(dict(expected.state_dict()["algorithms"]), dict(state.state_dict()["algorithms"]))
-    optimized = [p for group in state.optimizers[0].param_groups for p in group["params"]]
-    assert {id(p) for p in state.model.parameters()} == {id(p) for p in optimized}
-
-
-def test_one_that_should_have_come_before_the_averages_is_an_error_once_training_has_begun() -> None:
+def test_one_that_should_have_come_before_the_averages_is_an_error() -> None:
     saved = trained("BlurPool", make("BlurPool")).state_dict()
     state = make_state("BlurPool", EMA(half_life="2ba"))
-    engine = Engine(state)
-    for event in ("init", "fit_start"):
-        engine.run_event(event)
+    Engine(state).run_event("init")
     with pytest.raises(
         ValueError, match=r"`BlurPool` of the checkpoint must act before `EMA`.*`algorithms=\[BlurPool\("
     ):

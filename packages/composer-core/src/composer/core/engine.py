@@ -25,7 +25,6 @@ from composer.core.passes import (
     set_filo_order,
     warn_on_discouraged,
 )
-from composer.core.saving.structure import ModelSnapshot
 from composer.utils.iter_helpers import ensure_tuple
 
 if TYPE_CHECKING:
@@ -361,8 +360,6 @@ class Engine:
             hooks.insert(0, lambda state, logger: log.debug("%s: Running event", _prefix(event, state)))
         if event is Event.INIT:
             return lambda: _run_init(algorithms, hooks, state, logger)
-        if event is Event.FIT_START and state.algorithms and self._algorithm_plan(Event.INIT, {}).candidates:
-            hooks.insert(0, lambda state, logger: setattr(state, "_structure_before_init", None))
         if event in (Event.FIT_START, Event.EVAL_STANDALONE_START) and state.algorithms:
             hooks.insert(0, _check_owned)
         run = None if algorithms is None else algorithms.compile()
@@ -626,10 +623,7 @@ def _run_init(
         algorithm._initialized_in = id(algorithm), id(state)
     for hook in hooks:
         hook(state, logger)
-    if algorithms is None:
-        return {}
-    state._structure_before_init = ModelSnapshot(state)
-    return algorithms.compile()()
+    return {} if algorithms is None else algorithms.compile()()
 
 
 def _check_owned(state: State, logger: Logger) -> None:

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from composer.core.algorithm import Algorithm
     from composer.core.callback import Callback
     from composer.core.logging import Logger
-    from composer.core.saving.structure import ModelSnapshot
     from composer.core.serializable import Resumable
 
 _SERIALIZED = (
@@ -152,7 +151,6 @@ class State(Serializable):
         if not isinstance(model, torch.nn.Module):
             raise TypeError(f"`model` must be a `torch.nn.Module`, got {type(model).__name__}.")
         self._observers: list[Callable[[], None]] = []
-        self._structure_before_init: ModelSnapshot | None = None  # until training starts
         self.model = model
         self._keys = [getattr(model, name, None) for name in ("input_key", "target_key")]  # those of `ModuleWithLoss`
         self._found_keys: dict[int, Any] = {}  # the names that 0 and 1 stand for, once `batch_key` has found them

@@ -3,7 +3,7 @@
 - `layout`: which key of a saved state holds what.
 - `optimizers`, `metrics`: their states, keyed by names instead of numbers.
 - `required`: applies, before a model is loaded, the algorithms that changed its layers; `rebuild` makes them from their
-  saved `repr`; `structure` undoes the changes of other algorithms if these must act first.
+  saved `repr`.
 """
 
 from composer.core._registry import required_on_load as required_on_load

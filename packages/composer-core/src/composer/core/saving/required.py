@@ -39,9 +39,8 @@ def add_required_algorithms(
 ) -> None:
     """Add the algorithms that the saved run required and this run lacks to `state.algorithms`, and apply them.
 
-    Only algorithms that act at INIT are applied. If the declared order puts one of them before an algorithm that has
-    acted already, the structure of the model from before INIT is restored, and all of them act in that order. If an
-    algorithm replaces the whole model, `state` gets the metrics of the new model, so that saved metrics can be loaded.
+    Only algorithms that act at INIT are applied. If an algorithm replaces the whole model, `state` gets the metrics of
+    the new model, so that saved metrics can be loaded.
 
     Args:
         state: The state to load into.
@@ -54,7 +53,7 @@ def add_required_algorithms(
     Raises:
         ModuleNotFoundError: The package of a required algorithm is not installed.
         ValueError: An algorithm cannot be added: its placement conflicts with others, it fails, the model is wrapped,
-            or it must act before an algorithm that has acted already, and training has begun or the model is sharded.
+            or it must act before an algorithm that has acted already.
     """
     entries = saved.get("algorithms")
     if not isinstance(entries, list):
@@ -72,9 +71,12 @@ def add_required_algorithms(
             f"`DistributedDataParallel`, which would not reduce the gradients of new parameters. "
             f"Load before wrapping."
         )
-    out_of_order = order[len(order) - len(acting) :] != acting
-    if out_of_order:
-        _check_restorable(state, order, added)
+    if order[len(order) - len(acting) :] != acting:
+        late = [algorithm for algorithm in order[order.index(acting[0]) :] if not _is_among(algorithm, added)]
+        raise ValueError(
+            f"{_listed(acting[:1])} of the checkpoint must act before {_listed(late)}, which was applied already. "
+            f"{_advice(added)}"
+        )
     for algorithm in added:
         warnings.warn(
             f"Automatically adding required_on_load algorithm `{algorithm!r}`: the checkpoint was saved with it. Pass "
@@ -83,11 +85,7 @@ def add_required_algorithms(
             stacklevel=5,
         )
     model = state.model
-    if out_of_order:
-        assert state._structure_before_init is not None
-        state._structure_before_init.restore(state)
-    _apply(state, added, order if out_of_order else acting, logger)
-    state._structure_before_init = None
+    _apply(state, added, acting, logger)
     if state.model is not model:
         _reset_metrics(state)
 
@@ -105,21 +103,6 @@ def _reset_metrics(state: State) -> None:
 
 def _is_among(algorithm: Algorithm, others: Sequence[Algorithm]) -> bool:
     return any(algorithm is other for other in others)
-
-
-def _check_restorable(state: State, order: Sequence[Algorithm], added: Sequence[Algorithm]) -> None:
-    """Raise ValueError if the changes of algorithms at INIT to the model cannot be undone."""
-    structure = state._structure_before_init
-    # `to_local` marks a `DTensor`; importing that class takes a second.
-    sharded_or_meta = any(hasattr(p, "to_local") or p.is_meta for p in state.model.parameters())
-    if structure is not None and not state.is_model_ddp and not sharded_or_meta:
-        return
-    first = next(i for i, algorithm in enumerate(order) if _is_among(algorithm, added))
-    late = [algorithm for algorithm in order[first:] if not _is_among(algorithm, added)]
-    raise ValueError(
-        f"{_listed([order[first]])} of the checkpoint must act before {_listed(late)}, which was applied already. "
-        f"{_advice(added)}"
-    )
 
 
 def _rebuild_missing(name: str, entry: dict[str, Any], live: Sequence[Algorithm]) -> Algorithm | None:
