@@ -297,6 +297,19 @@ def test_a_stack_is_chosen_on_validation_and_taken_apart_on_test(
     assert "Leave one out of Muon+EMA" in write_page([study.ledger], study.runner.folder / "page.html").read_text()
 
 
+def test_a_whole_stack_is_taken_apart_without_a_selection(measured: tuple[Study, list[dict[str, Any]]]) -> None:
+    study, _ = measured
+    stack = study.stack(["EMA", "Muon"], select=False)[-1]
+    assert (stack["members"], stack["path"]) == (["EMA", "Muon"], [])
+    assert set(stack["leave_one_out"]) == {"EMA", "Muon"}
+    assert re.search(r"\n  without Muon: [-+]\d", explain(study.ledger, stack))
+
+    with pytest.raises(ValueError, match=r"form a stack, got .*Alibi needs tokens"):
+        study.stack(["EMA", "Muon", "Alibi"], select=False)
+    with pytest.raises(ValueError, match="two or more"):
+        study.stack(["EMA"], select=False)
+
+
 def test_what_was_better_alone_may_be_stacked_unless_it_needs_a_teacher(
     measured: tuple[Study, list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -94,6 +94,7 @@ def _parser() -> argparse.ArgumentParser:
             command.add_argument(
                 "methods", metavar="METHOD", nargs="*", help="default: those that beat plain when tuned"
             )
+            command.add_argument("--whole", action="store_true", help="all METHODs are the stack, without a selection")
         if name == "run":
             command.add_argument(
                 "--hours",
@@ -204,7 +205,7 @@ def _measure(chosen: argparse.Namespace) -> None:
 
 def _stack(chosen: argparse.Namespace) -> None:
     study = _study(chosen, chosen.task)
-    entries = study.stack(chosen.methods or None)
+    entries = study.stack(chosen.methods or None, select=not chosen.whole)
     print(explain(study.ledger, entries[-1]))
     path = write_recipe(study, chosen.out)
     if path is not None:

@@ -92,6 +92,7 @@ def explain(ledger: Ledger, entry: dict[str, Any]) -> str:
         lines.append(f"  trials on {entry['part']}, {len(entry['seeds'])} seeds each:")
         scores = [(point, "not finite" if score is None else metric.show(score)) for point, score in entry["trials"]]
         lines += [f"    {_settings(point)}: {score}" for point, score in scores]
+    lines += [f"  {name}: {' '.join(rest)}".rstrip() for name, *rest in _left_out(entry, metric)]
     count = sum(map(len, entry.get("runs", {}).values()))
     lines.append(f"  runs: {count}, each a line of {ledger.path}")
     return "\n".join(lines)
@@ -226,14 +227,18 @@ def _stacks(entries: Sequence[dict[str, Any]], metric: Metric) -> Html | None:
     stacks = [entry for entry in entries if entry["about"] == "stack" and entry.get("leave_one_out")]
     if not stacks:
         return None
-    rows = [
+    head = ("stack", "change", "95 % interval", "p, corrected")
+    return _folded(f"Leave one out of {stacks[-1]['method']}", _table(head, _left_out(stacks[-1], metric)))
+
+
+def _left_out(stack: Mapping[str, Any], metric: Metric) -> list[tuple[str, ...]]:
+    """Return for each member of a stack what changes without it: the effect, its interval and p."""
+    return [
         (f"without {member}", f"{values['lost']} runs diverged or failed", "", "")
         if "lost" in values
         else (f"without {member}", *show_effect(values, metric), f"{values['p_corrected']:.2g}")
-        for member, values in stacks[-1]["leave_one_out"].items()
+        for member, values in stack.get("leave_one_out", {}).items()
     ]
-    head = ("stack", "change", "95 % interval", "p, corrected")
-    return _folded(f"Leave one out of {stacks[-1]['method']}", _table(head, rows))
 
 
 def _searches(entries: Sequence[dict[str, Any]], metric: Metric) -> Html | None:

@@ -643,7 +643,7 @@ class Study:
 
     # Stacks
 
-    def stack(self, methods: Sequence[str] | None = None) -> list[dict[str, Any]]:
+    def stack(self, methods: Sequence[str] | None = None, *, select: bool = True) -> list[dict[str, Any]]:
         """Choose a stack on validation, measure it on test, and leave out each of its members once.
 
         The selection begins with plain, and adds the method that improves the mean most, with the budget shortened by
@@ -653,14 +653,38 @@ class Study:
         Args:
             methods: The candidates. None: all methods that were better than plain in their search, but those that need
                 a teacher, which is trained for longer than plain is.
+            select: False: `methods` are the stack, all of them.
 
         Returns:
             The entries.
+
+        Raises:
+            ValueError: `select` is False, and the methods do not form a stack.
         """
-        plain, sign = self.plain(), 1 if self._higher else -1
-        methods = self._better_alone(plain) if methods is None else methods
-        tuned = {candidate.name: candidate for candidate in self._candidates(methods, plain)[0]}
-        usable = list(tuned)
+        plain = self.plain()
+        candidates, refused = self._candidates(self._better_alone(plain) if methods is None else methods, plain)
+        tuned = {candidate.name: candidate for candidate in candidates}
+        if select:
+            chosen, path = self._select(tuned, plain)
+        else:
+            chosen, path = list(tuned), []
+            refused |= self._reasons_against(["+".join(chosen)], plain) if len(chosen) > 1 else {}
+            if refused or len(chosen) < 2:
+                reasons = "".join(f" {name}: {verdict.why}." for name, verdict in refused.items())
+                raise ValueError(f"`methods` must be two or more that form a stack, got {methods!r}.{reasons}")
+        about: dict[str, Any] = {"method": "+".join(chosen), "members": chosen, "path": path, "runs": {}}
+        if not chosen:
+            about["verdict"] = asdict(Verdict("no effect found", "no method improved validation at equal time"))
+            return [self._entry_of("stack", about)]
+        entries = self.measure(["+".join(chosen)])
+        if len(chosen) > 1:
+            about["leave_one_out"], about["runs"] = self._leave_one_out(chosen, plain)
+        about["verdict"] = self.verdicts()["+".join(chosen)]["verdict"]
+        return [*entries, self._entry_of("stack", about)]
+
+    def _select(self, tuned: Mapping[str, _Candidate], plain: Plain) -> tuple[list[str], list[dict[str, Any]]]:
+        """Return the members of a stack, chosen on validation, and what was tried in each round."""
+        sign = 1 if self._higher else -1
         times = self._step_times(list(tuned.values()), plain)
         ratios = {name: each["ratio"] or each["high"] if each else 1.0 for name, each in times.items()}
         seeds = _seeds(_STACK, self.plan.num_stack_seeds)
@@ -669,7 +693,7 @@ class Study:
         path: list[dict[str, Any]] = []
         while True:
             tried: dict[str, dict[int, float]] = {}
-            stacks = {name: "+".join([*chosen, name]) for name in usable if name not in chosen}
+            stacks = {name: "+".join([*chosen, name]) for name in tuned if name not in chosen}
             conflicts = self._reasons_against(list(stacks.values()), plain)
             for name, together in stacks.items():
                 if together in conflicts:
@@ -684,23 +708,14 @@ class Study:
                         tried[name] = values
             improved = {name: _difference(values, base, sign) for name, values in tried.items()}
             if not improved:
-                break
+                return chosen, path
             best = max(improved, key=lambda name: improved[name][0])
             effect, error = improved[best]
             path.append({"tried": {name: list(pair) for name, pair in improved.items()}, "best": best})
             if effect <= error:
-                break
+                return chosen, path
             chosen.append(best)
             base = tried[best]
-        about: dict[str, Any] = {"method": "+".join(chosen), "members": chosen, "path": path, "runs": {}}
-        if not chosen:
-            about["verdict"] = asdict(Verdict("no effect found", "no method improved validation at equal time"))
-            return [self._entry_of("stack", about)]
-        entries = self.measure(["+".join(chosen)])
-        if len(chosen) > 1:
-            about["leave_one_out"], about["runs"] = self._leave_one_out(chosen, plain)
-        about["verdict"] = self.verdicts()["+".join(chosen)]["verdict"]
-        return [*entries, self._entry_of("stack", about)]
 
     def _better_alone(self, plain: Plain) -> list[str]:
         searches = [e for e in self._own_entries("tuning") if e["fraction"] == 1.0 and e["score"] is not None]
