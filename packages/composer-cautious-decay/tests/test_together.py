@@ -120,6 +120,15 @@ def test_norms_are_pinned_then_weights_decay_then_they_are_averaged(kind: str, i
     deep_compare(average, dict(expected.state_dict()), atol=1e-10, rtol=1e-10)
 
 
+def test_an_average_without_warmup_begins_with_weights_that_are_pinned_and_decayed() -> None:
+    ema = EMA(smoothing=0.5, half_life=None, ema_start="2ba", warmup=False)
+    state, engine = start([ema, Hyperball(), CautiousDecay(0.5)], make_model())
+    train(state, engine, range(2))
+
+    found = dict(ema.get_ema_model(copy.deepcopy(state.model)).state_dict())
+    deep_compare(dict(state.model.state_dict()), found, atol=1e-15, rtol=1e-15)
+
+
 def test_the_plan_says_why_the_order_is_what_it_is() -> None:
     _, engine = start([EMA(), CautiousDecay(), Hyperball()], make_model())
 

@@ -259,9 +259,10 @@ class EMA(Algorithm):
         if event is Event.INIT:
             return True
         if event is self.update_event:
-            if not self.ema_started and has_passed(self.ema_start, state):
-                self.ema_model, self.ema_started, self.num_updates = EMAParameters(state.model, self._shares), True, 0
-            if self.ema_started and _is_due(self.update_interval, state):
+            starts = not self.ema_started and has_passed(self.ema_start, state)
+            if starts:  # `apply` makes the averages, after algorithms that change the weights at this event
+                self.ema_model, self.ema_started, self.num_updates = None, True, 0
+            if starts or (self.ema_started and _is_due(self.update_interval, state)):
                 return True
         if event is Event.FIT_START and not self.warmup:
             return True
@@ -275,6 +276,8 @@ class EMA(Algorithm):
             _check_patterns(self._shares, state.model)
             self.ema_model, self.ema_started, self.num_updates = EMAParameters(state.model, self._shares), False, 0
             return
+        if event is self.update_event and self.ema_model is None:
+            self.ema_model = EMAParameters(state.model, self._shares)
         assert self.ema_model is not None, "INIT comes first"
         if event is Event.FIT_START and not self.warmup:
             self._warn_of_first_weights(state)
