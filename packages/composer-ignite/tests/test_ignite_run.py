@@ -22,7 +22,16 @@ from composer.algorithms.layer_freezing import LayerFreezing
 from composer.algorithms.mixup import MixUp
 from composer.algorithms.muon import Muon
 from composer.algorithms.sam import SAM
-from composer.core import CHANGES_BATCH_SIZE, Algorithm, Callback, ConflictError, Event, Placement, State
+from composer.core import (
+    CHANGES_BATCH_SIZE,
+    DISPLACES_WEIGHTS,
+    Algorithm,
+    Callback,
+    ConflictError,
+    Event,
+    Placement,
+    State,
+)
 from composer.hosts.ignite import IgniteRun
 from composer.loggers import Logger
 from composer.models import ModuleWithLoss
@@ -465,11 +474,19 @@ class Resizing(Algorithm):
     def apply(self, event: Event, state: State, logger: Logger) -> None: ...
 
 
+class Ahead(Resizing):
+    placement = Placement(provides={DISPLACES_WEIGHTS})
+
+
 def test_what_ignite_cannot_do_is_refused() -> None:
     with pytest.raises(ConflictError, match=r"`Resizing` changes the batch size.*loads and counts batches in advance"):
         Training(Resizing())
     with pytest.raises(ConflictError, match=r"`SAM` wraps the optimizer.*The scaler of `amp_mode` steps one plain"):
         Training(SAM(), {"amp_mode": "amp", "scaler": True})
+    with pytest.raises(
+        ConflictError, match=r"`Ahead` moves the weights.*does not see that the scaler of `amp_mode` skips steps"
+    ):
+        Training(Ahead(), {"amp_mode": "amp", "scaler": True})
 
 
 def test_everything_that_is_wrong_is_told_at_once() -> None:

@@ -25,10 +25,13 @@ _UNAVAILABLE: dict[Event | str, str] = {
     **refusals.UNAVAILABLE,
     effects.SCALES_SCHEDULE: "Set `max_duration`, `max_epochs` and the schedules of Ignite.",
 }
-_WITH_SCALER: dict[Event | str, str] = dict.fromkeys(
-    (effects.WRAPS_OPTIMIZER, effects.REPLACES_OPTIMIZER),
-    "The scaler of `amp_mode` steps one plain optimizer. Use `precision='amp_bf16'`.",
-)
+_WITH_SCALER: dict[Event | str, str] = {
+    **dict.fromkeys(
+        (effects.WRAPS_OPTIMIZER, effects.REPLACES_OPTIMIZER),
+        "The scaler of `amp_mode` steps one plain optimizer. Use `precision='amp_bf16'`.",
+    ),
+    effects.DISPLACES_WEIGHTS: "It does not see that the scaler of `amp_mode` skips steps. Use `precision='amp_bf16'`.",
+}
 _HOOKS = skin.hooks_by_event(
     INIT="the constructor",
     AFTER_LOAD="STARTED",
