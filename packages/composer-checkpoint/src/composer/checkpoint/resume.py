@@ -522,7 +522,7 @@ def apply_changes(state: State, current: dict[str, Any], saved: dict[str, Any]) 
 
 def _override(state: State, group: dict[str, Any], key: str, new: Any, old: Any) -> None:
     if key != "lr":
-        set_option(group, key, tuple(new) if isinstance(group[key], tuple) else new)
+        set_option(group, key, tuple(new) if isinstance(group[key], tuple) and isinstance(new, list) else new)
         return
     # The schedule keeps its progress: it scales the new learning rate as it scaled the old one.
     rate = plain(group["lr"])

@@ -9,6 +9,7 @@ import pytest
 import torch
 from shared_runs import StopAt, resuming, weights
 
+from composer.checkpoint.resume import apply_changes, describe_arguments
 from composer.core import Callback, State
 from composer.loggers import Logger
 from composer.optim import ConstantScheduler, LinearScheduler
@@ -49,6 +50,18 @@ def test_a_changed_learning_rate_wins(
     resumed.state.callbacks.append(Rates())
     resumed.fit()
     assert rates[1:] == pytest.approx([0.2 * (1 - batch / 8) for batch in range(4, 7)])
+
+
+@pytest.mark.parametrize("new", [0.95, None, (0.8, 0.9, 0.98)])
+def test_an_option_with_several_values_may_become_one_or_none(new: Any) -> None:
+    def run(option: Any) -> State:
+        model = torch.nn.Linear(1, 1)
+        optimizer = torch.optim.SGD([{"params": model.parameters(), "option": option}], lr=0.1)
+        return State(model=model, max_duration="1ba", optimizers=optimizer)
+
+    restored = run((0.85, 0.98))
+    apply_changes(restored, describe_arguments(run(new), []), describe_arguments(restored, []))
+    assert restored.optimizers[0].param_groups[0]["option"] == new
 
 
 def test_without_a_schedule_the_new_rate_is_used(make_trainer: MakeTrainer, tmp_path: Path) -> None:
