@@ -920,7 +920,7 @@ def test_a_data_set_is_not_a_loader() -> None:
 
 
 def test_schedules_of_composer_must_be_compiled_first() -> None:
-    with pytest.raises(TypeError, match=r"`schedulers` must have a method `step`.*compile_composer_scheduler"):
+    with pytest.raises(TypeError, match=r"`schedulers` must have a method `step`.*`run.init\(\)`.*optimizer=each\)"):
         make(schedulers=lambda state, ssr=1.0: 1.0)
 
 

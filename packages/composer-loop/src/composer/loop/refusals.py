@@ -153,7 +153,8 @@ def argument_problems(
         elif not hasattr(each, "step"):
             yield TypeError(
                 f"`schedulers` must have a method `step`, got {each!r}. For a schedule of `composer.optim` pass "
-                f"none, and add `run.state.schedulers = compile_composer_scheduler(schedule, run.state)`."
+                f"none, call `run.init()`, which may replace or divide optimizers, and add `run.state.schedulers = "
+                f"[compile_composer_scheduler(schedule, run.state, optimizer=each) for each in run.state.optimizers]`."
             )
     if manual and (accumulate != 1 or ensure_tuple(schedulers)):
         yield (

@@ -224,8 +224,8 @@ def check_schedulers_of_matrices(
         names = ", ".join(type(target).__name__ for target in targets)
         raise ValueError(
             f"`schedulers` must change the learning rate of `{algorithm}` too, but they belong to {names}, the "
-            f"optimizer of the other parameters. Use a schedule of `composer.optim`, or make the optimizers with "
-            f"`build_{algorithm.lower()}` and a scheduler for each."
+            f"optimizer of the other parameters. Use a schedule of `composer.optim`, compiled after INIT in a loop of "
+            f"your own, or make the optimizers with `build_{algorithm.lower()}` and a scheduler for each."
         )
 
 

@@ -116,8 +116,8 @@ def check_schedulers(owner: str, schedulers: Iterable[Any]) -> None:
             raise ValueError(
                 f"`schedulers` must change the learning rates of all parameter groups, but {type(scheduler).__name__} "
                 f"has {len(rates)} and {type(scheduler.optimizer).__name__} {len(groups)}, since `{owner}` has given "
-                f"parameters a group without weight decay. Use a schedule of `composer.optim`, or make such a group "
-                f"yourself, with `weight_decay=0`, and leave out `lr`."
+                f"parameters a group without weight decay. Use a schedule of `composer.optim`, compiled after INIT in "
+                f"a loop of your own, or make such a group yourself, with `weight_decay=0`, and leave out `lr`."
             )
 
 
