@@ -227,3 +227,10 @@ def test_averages_in_the_model_are_not_updated() -> None:
     averages.swap_params(model)
     with pytest.raises(RuntimeError, match=r"The averages are in the model and cannot follow it\. Swap them out"):
         compute_ema(model, averages)
+
+
+def test_averages_are_not_written_into_a_model_with_other_names() -> None:
+    averages = EMAParameters(torch.nn.Sequential(torch.nn.Linear(1, 1)))
+
+    with pytest.raises(ValueError, match=r"`model` must have .* such as '0.weight', but this Linear has none"):
+        averages.transfer_ema_params(torch.nn.Linear(1, 1))

@@ -169,8 +169,18 @@ class StoredWeights:
 
         Args:
             model: The model.
+
+        Raises:
+            ValueError: It has none of the parameters.
         """
-        for store, name, tensor in self._stored_of(model):
+        found = list(self._stored_of(model))
+        if self.named_parameters_dict and not found:
+            raise ValueError(
+                f"`model` must have parameters under the names of the run's, such as "
+                f"{next(iter(self.named_parameters_dict))!r}, but this {type(model).__name__} has none of them. Pass a "
+                f"copy of `state.model`."
+            )
+        for store, name, tensor in found:
             _blend_into(tensor, store[name], 1.0 if self.swapped else self._share(store, name))
 
     @torch.no_grad()
