@@ -78,6 +78,15 @@ def test_groups_keep_their_rates_and_arguments_win() -> None:
     assert (0.02, 0.0) == (muon.param_groups[0]["lr"], muon.param_groups[0]["weight_decay"])
 
 
+def test_groups_keep_the_names_by_which_schedules_find_them() -> None:
+    model = make_model()
+    adamw = torch.optim.AdamW([{"params": model.parameters(), "name": "all"}])
+    state = make_state(adamw, model, Muon())
+    Engine(state).run_event(Event.INIT)
+
+    assert ["all"] == [group.get("name") for group in state.optimizers[0].param_groups]
+
+
 def test_a_weight_decay_of_another_meaning_is_refused() -> None:
     model = make_model()
     adam = torch.optim.Adam(model.parameters(), lr=0.1, weight_decay=0.5)

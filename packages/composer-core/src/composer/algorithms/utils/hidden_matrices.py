@@ -161,7 +161,7 @@ def take_hidden_matrices(
         weight_decay: Their weight decay, of which a step removes `lr * weight_decay`. None: that of their groups.
 
     Returns:
-        For each group that had some of the matrices, their names, and their "lr" and "weight_decay".
+        For each group that had some of the matrices, their names, and its "lr", "weight_decay" and, if any, "name".
 
     Raises:
         ValueError: An optimizer cannot lose parameters, or defines weight decay in another way.
@@ -205,7 +205,8 @@ def take_hidden_matrices(
             group["params"][:] = [p for p in group["params"] if id(p) not in taken]
             group.pop("param_names", None)
             if names:
-                result.append((names, {"lr": group["lr"] if lr is None else lr, "weight_decay": decay}))
+                kept = {key: group[key] for key in ("name",) if key in group}  # a `GroupScheduler` asks for it
+                result.append((names, {"lr": group["lr"] if lr is None else lr, "weight_decay": decay, **kept}))
     return result
 
 
