@@ -283,6 +283,8 @@ def _records(size: str, width: int, layers: int, steps: int, batch_size: int) ->
         "weight_decay": Grid((0.03, 0.1)),
         "momentum": Grid((0.9, 0.95), high=0.99),
         "final_lr": Grid((0.0, 0.1), high=0.5),
+        "beta2": Grid((0.95, 0.99), high=0.999),
+        "max_norm": Grid((0.25, 1.0), high=8.0),
     }
     training = MuonTraining(lr=4e-3, weight_decay=0.1, beta2=0.99, warmup=0.1)
     return Task(
