@@ -24,6 +24,7 @@ from composer.core import (
     State,
     Time,
 )
+from composer.core.logging import Logger
 from composer.testing import SimpleModel, deep_compare
 
 STEPS = 12
@@ -504,6 +505,12 @@ def test_two_lookaheads_cannot_share_a_model() -> None:
 def test_wrong_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         EMANesterov(**arguments)
+
+
+def test_a_begin_after_the_end_of_the_run_raises_a_warning() -> None:
+    state = State(model=torch.nn.Linear(1, 1), max_duration="16ba")
+    with pytest.warns(UserWarning, match="does nothing in this `fit`: `begin` is '100ba', and the run ends at '16ba'"):
+        EMANesterov(begin="100ba", end="1dur").apply(Event.FIT_START, state, Logger(state))
 
 
 def test_a_time_is_a_string_or_an_object() -> None:

@@ -26,6 +26,7 @@ from composer.core import (
     State,
     Time,
 )
+from composer.core.logging import Logger
 from composer.testing import SimpleConvModel, deep_compare
 
 EPOCHS, BATCHES = 2, 3
@@ -213,12 +214,21 @@ def test_a_half_life_of_0_is_refused() -> None:
         ({"half_life": "-1ba"}, "`half_life` must be at least 1, got '-1ba'"),
         ({"update_interval": "0ba"}, "`update_interval` must be at least 1, got '0ba'"),
         ({"ema_start": "-1ba"}, "`ema_start` must be at least 0, got '-1ba'"),
+        ({"ema_start": "1.5dur"}, "`ema_start` must be from '0dur' to '1dur', the end of the run, got '1.5dur'"),
         ({"half_life": None, "smoothing": 1.1}, r"`smoothing` must be in \[0, 1\], got 1.1"),
     ],
 )
 def test_wrong_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         EMA(**arguments)
+
+
+def test_a_start_after_the_end_of_the_run_raises_a_warning() -> None:
+    ema, state = EMA(ema_start="50ba"), State(model=torch.nn.Linear(1, 1), max_duration="16ba")
+    ema.apply(Event.INIT, state, Logger(state))
+    assert ema.match(Event.FIT_START, state)
+    with pytest.warns(UserWarning, match="`EMA` does nothing in this `fit`: `ema_start` is '50ba', .* ends at '16ba'"):
+        ema.apply(Event.FIT_START, state, Logger(state))
 
 
 @pytest.mark.parametrize("argument", ["half_life", "ema_start"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -10,8 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
+from tiny_tasks import tiny
 
 from composer.evidence import RunSpec, steptime
+from composer.evidence.methods import Stack
 from composer.evidence.statistics import ALPHA, Rung, at_equal_time, compare, holm, judge, time_to_target
 
 CONTROLS, RUNS, METHODS = 20, 10, 8
@@ -267,3 +270,18 @@ def test_what_acts_in_evaluations_alone_does_not_act_in_training() -> None:
     assert not steptime.acts_in_training([("TestTimeAugmentation", {})])
     for name in ("BlurPool", "LabelSmoothing", "EMA"):  # at the start, in each step, and after it
         assert steptime.acts_in_training([("TestTimeAugmentation", {}), (name, {})])
+
+
+def test_a_network_that_is_evaluated_like_plains_takes_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = itertools.count()
+    monkeypatch.setattr(steptime, "_clocks", lambda device: (float(next(ticks) ** 2),) * 2)
+    stacks: tuple[Stack, ...] = (
+        *((), (), (("EMA", {}),), (("CautiousDecay", {}),)),
+        (("GhostBatchNorm", {"ghost_batch_size": 4}),),
+    )
+    task, specs = tiny(), [RunSpec("", "", "validation", "adamw", 8, stack=stack) for stack in stacks]
+    _, seconds = steptime._interleave(task, task.data(None), specs, 4, 0)
+
+    assert seconds[1:4] == [seconds[0]] * 3
+    assert seconds[4] != seconds[0]
+    assert steptime.acts_in_evaluation([("TestTimeAugmentation", {})])

@@ -293,7 +293,7 @@ def test_another_average_is_discouraged() -> None:
         ({"update_interval": "0.1dur"}, r"`update_interval` must be in 'ba' or 'ep', got '0\.1dur'"),
         ({"update_interval": "0ba"}, r"`update_interval` must be at least 1, got '0ba'"),
         ({"swa_start": "0.97dur"}, r"`swa_start` must be before `swa_end`"),
-        ({"swa_end": "1.2dur"}, r"must be within the run"),
+        ({"swa_end": "1.2dur"}, r"`swa_end` must be from '0dur' to '1dur', the end of the run, got '1\.2dur'"),
         ({"anneal_steps": 0}, r"`anneal_steps` must be positive, got 0"),
         ({"anneal_strategy": "steps"}, r"`anneal_strategy` must be 'linear' or 'cos', got 'steps'"),
         ({"swa_lr": -1.0}, r"`swa_lr` must not be negative, got -1\.0"),
@@ -403,5 +403,5 @@ def test_frozen_parameters_are_not_averaged() -> None:
 
 def test_a_start_after_the_end_of_the_run_raises_a_warning() -> None:
     state = State(model=torch.nn.Linear(1, 1), rank_zero_seed=0, max_duration="2ep")
-    with pytest.warns(UserWarning, match="averages nothing in this `fit`: `swa_start` is '50ep', .* ends at '2ep'"):
+    with pytest.warns(UserWarning, match="does nothing in this `fit`: `swa_start` is '50ep', .* ends at '2ep'"):
         SWA(swa_start="50ep", swa_end="60ep").apply(Event.FIT_START, state, Logger(state))

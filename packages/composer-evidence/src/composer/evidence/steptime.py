@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from composer.core import Callback, Evaluator, State
+from composer.core import Callback, Evaluator, Event, State
 from composer.evidence.methods import make_algorithms
 from composer.evidence.run import RunSpec, hold_machine, make_trainer, write_atomically
 from composer.evidence.task import Task, load_task
@@ -23,6 +23,9 @@ from composer.loggers import Logger
 
 _WIDEST = 1.1  # the largest factor between a ratio and an end of its interval
 _COUNTED_STEPS = 3  # in which memory is counted
+_AROUND_EVALUATION = frozenset(
+    {Event.EVAL_STANDALONE_START, Event.EVAL_START, Event.EVAL_END, Event.EVAL_STANDALONE_END}
+)
 _SHORTER = 4  # how much shorter the runs are than those that are compared
 
 
@@ -37,7 +40,7 @@ class StepTime:
         high: Upper end.
         wall_ratio: The ratio by the wall clock.
         against_itself: The range of the ratios of plain to plain.
-        inference: The ratio of the times of an evaluation.
+        inference: The ratio of the times of an evaluation: 1 for a network that is evaluated like plain's.
         memory: The ratio of the bytes of weights, gradients, states of optimizers and algorithms, and activations that
             are kept for the backward pass.
         seconds: Time of plain's run.
@@ -57,10 +60,16 @@ class StepTime:
 
 def acts_in_training(stack: Sequence[tuple[str, Mapping[str, Any]]]) -> bool:
     """Return False if the algorithms of a stack only act at events of evaluation and prediction."""
-    for algorithm in make_algorithms(stack):
-        if algorithm.events is None or any(not (event.is_eval or event.is_predict) for event in algorithm.events):
-            return True
-    return False
+    return _acts_at(stack, lambda event: not (event.is_eval or event.is_predict))
+
+
+def acts_in_evaluation(stack: Sequence[tuple[str, Mapping[str, Any]]]) -> bool:
+    """Return True if an algorithm of a stack acts on the batches of an evaluation, not only around all of them."""
+    return _acts_at(stack, lambda event: event.is_eval and event not in _AROUND_EVALUATION)
+
+
+def _acts_at(stack: Sequence[tuple[str, Mapping[str, Any]]], chosen: Callable[[Event], bool]) -> bool:
+    return any(each.events is None or any(map(chosen, each.events)) for each in make_algorithms(stack))
 
 
 class _Turns:
@@ -137,7 +146,7 @@ def step_times(
     # Of each turn the median of the rounds, summed over turns: shape (runs, clocks).
     totals = np.median([times for times, _ in rounds], axis=0).sum(axis=1)
     sums = np.stack([times.sum(axis=1)[:, 0] for times, _ in rounds])  # shape (rounds, runs)
-    evaluated = np.median([seconds for _, seconds in rounds], axis=0)
+    evaluated = np.min([seconds for _, seconds in rounds], axis=0)
     base, bases = totals[:2].mean(axis=0), sums[:, :2].mean(axis=1)
     itself, memory = sums[:, 1] / sums[:, 0], _training_bytes(task, data, plain)
     found = []
@@ -152,7 +161,7 @@ def step_times(
                 high=ratio * width,
                 wall_ratio=wall_ratio,
                 against_itself=(float(itself.min()), float(itself.max())),
-                inference=float(evaluated[run] / evaluated[:2].mean()),
+                inference=float(evaluated[run] / evaluated[0]),
                 memory=_training_bytes(task, data, method) / memory,
                 seconds=float(base[0]),
                 repeats=repeats,
@@ -189,14 +198,34 @@ def _interleave(
             thread.join()
         if problems:
             raise RuntimeError(f"A run whose time is measured failed: {problems[0]}") from problems[0]
-        seconds = []
+        seconds: list[float] = []
+        plain = _layout_of(runs[0][0].state.model)
         for (trainer, _, evaluated), spec in zip(runs, specs, strict=True):
+            if seconds and _layout_of(trainer.state.model) == plain and not acts_in_evaluation(spec.stack):
+                seconds.append(seconds[0])  # by construction, whatever would be measured
+                continue
             evaluator = Evaluator(label="time", dataloader=evaluated)
             trainer.eval(eval_dataloader=evaluator, subset_num_batches=1)  # the first batch loads libraries
             begin = _clocks(spec.device)
             trainer.eval(eval_dataloader=evaluator)
             seconds.append(_clocks(spec.device)[0] - begin[0])
     return np.array([timer.times for timer in timers]), seconds
+
+
+def _layout_of(model: torch.nn.Module) -> list[Any]:
+    """Return what the time of a forward pass depends on: two networks with an equal result take the same time."""
+    return [
+        (
+            *(type(module), module.training, "forward" in vars(module)),
+            *(len(module._forward_hooks), len(module._forward_pre_hooks)),
+            {
+                name: (tensor.shape, tensor.stride(), tensor.dtype)
+                for name, tensor in module._parameters.items()
+                if tensor is not None
+            },
+        )
+        for module in model.modules()
+    ]
 
 
 def _run_of(task: Task, data: Any, spec: RunSpec, callback: Callback) -> AbstractContextManager[tuple[Any, Any, Any]]:

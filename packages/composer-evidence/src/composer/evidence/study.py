@@ -512,7 +512,7 @@ class Study:
         base = self._spec("validation", plain, 0)
         specs = {c.name: self._spec_of("validation", c, plain.steps, 0) for c in candidates}
         place = environment(self.runner.device)["hardware"]
-        keys = {name: digest([asdict(base), asdict(spec), place]) for name, spec in specs.items()}
+        keys = {name: digest([asdict(base), asdict(spec), place, self.plan.repeats]) for name, spec in specs.items()}
         known = {entry["specs_hash"]: entry["step_time"] for entry in self._own_entries("cost")}
         missing = [candidate for candidate in candidates if keys[candidate.name] not in known]
         groups = [missing[i : i + _TIMED_TOGETHER] for i in range(0, len(missing), _TIMED_TOGETHER)]

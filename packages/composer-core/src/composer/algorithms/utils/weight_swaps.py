@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -128,24 +129,44 @@ def run_length(state: State, unit: TimeUnit) -> float | None:
     return float(end.value * per_epoch.value if unit is TimeUnit.BATCH else end.value / per_epoch.value)
 
 
+def warn_of_late_start(owner: str, argument: str, start: Time[Any], state: State) -> None:
+    """Warn, at FIT_START, if this call of `fit` ends before something begins; a later call may reach it.
+
+    Args:
+        owner: The name of the algorithm.
+        argument: The name of the argument that says when it begins.
+        start: Its value.
+        state: The state of the run.
+    """
+    length = run_length(state, start.unit) if start.unit in (TimeUnit.BATCH, TimeUnit.EPOCH) else None
+    if length is not None and start.value > length:
+        warnings.warn(
+            f"`{owner}` does nothing in this `fit`: `{argument}` is '{start}', and the run ends at "
+            f"'{state.max_duration}'. Set an earlier start, or use a fraction of the run such as '0.7dur'.",
+            stacklevel=3,
+        )
+
+
 def parse_time(argument: str, given: Any, least: float, example: str = "100ba") -> Time[Any]:
     """Return an argument as a `Time`.
 
     Args:
         argument: The name of the argument.
         given: A time string or a `Time`.
-        least: The smallest allowed value, in any unit but fractions of the run, which must not be negative.
+        least: The smallest allowed value, in any unit but fractions of the run, which are from 0 to 1.
         example: A good value, for the message.
 
     Raises:
         TypeError: It is neither.
-        ValueError: It cannot be parsed, or is too small.
+        ValueError: It cannot be parsed, is too small, or a fraction beyond the run.
     """
     if not isinstance(given, (str, Time)):
         raise TypeError(
             f"`{argument}` must be a time string or a `Time`, got {given!r}. Write for example {example!r}."
         )
     time = Time.from_input(given)
-    if time.value < (0 if time.unit is TimeUnit.DURATION else least):
+    if time.unit is TimeUnit.DURATION and not 0 <= time.value <= 1:
+        raise ValueError(f"`{argument}` must be from '0dur' to '1dur', the end of the run, got {str(given)!r}.")
+    if time.value < least and time.unit is not TimeUnit.DURATION:
         raise ValueError(f"`{argument}` must be at least {least}, got {str(given)!r}.")
     return time

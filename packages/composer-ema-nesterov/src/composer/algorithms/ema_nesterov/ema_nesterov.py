@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from composer.algorithms.utils.stored_weights import average_dtype, reshard
-from composer.algorithms.utils.weight_swaps import has_passed, parse_time
+from composer.algorithms.utils.weight_swaps import has_passed, parse_time, warn_of_late_start
 from composer.core import (
     AVERAGES_WEIGHTS,
     DECAYS_WEIGHTS,
@@ -167,6 +167,8 @@ class EMANesterov(Algorithm):
             self._step = None
             if event is Event.INIT:
                 self._averages, self._largest = {}, {}
+            else:
+                warn_of_late_start("EMANesterov", "begin", self._begin, state)
 
     @torch.no_grad()
     def _begin_step(self, state: State) -> list[_Group]:

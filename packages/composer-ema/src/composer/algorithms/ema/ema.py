@@ -18,6 +18,7 @@ from composer.algorithms.utils.weight_swaps import (
     parse_time,
     run_length,
     warn_of_changes,
+    warn_of_late_start,
 )
 from composer.algorithms.warnings import NotIntendedUseWarning
 from composer.core import (
@@ -264,8 +265,8 @@ class EMA(Algorithm):
                 self.ema_model, self.ema_started, self.num_updates = None, True, 0
             if starts or (self.ema_started and _is_due(self.update_interval, state)):
                 return True
-        if event is Event.FIT_START and not self.warmup:
-            return True
+        if event is Event.FIT_START:
+            return self.ema_model is not None
         if event in self.move_device_events:
             return self.ema_started
         return self._swaps.match(event, state, ready=self.ema_started, swapped=self.ema_weights_active)
@@ -279,8 +280,10 @@ class EMA(Algorithm):
         if event is self.update_event and self.ema_model is None:
             self.ema_model = EMAParameters(state.model, self._shares)
         assert self.ema_model is not None, "INIT comes first"
-        if event is Event.FIT_START and not self.warmup:
-            self._warn_of_first_weights(state)
+        if event is Event.FIT_START:
+            warn_of_late_start("EMA", "ema_start", self.ema_start, state)
+            if not self.warmup:
+                self._warn_of_first_weights(state)
         if event in RESTORE_EVENTS and self.ema_weights_active:
             warn_of_changes(self.ema_model.adopt_changes(state.model))
         if event in self.move_device_events:

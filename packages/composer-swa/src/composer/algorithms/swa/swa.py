@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 import math
-import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from composer.algorithms.utils.stored_weights import StoredWeights
-from composer.algorithms.utils.weight_swaps import has_passed, parse_time, run_length
+from composer.algorithms.utils.weight_swaps import has_passed, parse_time, warn_of_late_start
 from composer.algorithms.warnings import warn_no_effect
 from composer.core import (
     AVERAGES_WEIGHTS,
@@ -164,7 +163,7 @@ class SWA(Algorithm):
         elif event is Event.FIT_START:
             if self.schedule_swa_lr and not self.swa_started:
                 _check_optimizers(state)
-            _warn_about_late_start(self.swa_start, state)
+            warn_of_late_start("SWA", "swa_start", self.swa_start, state)
         elif event is Event.FIT_END:
             self._end_fit(state)
         else:
@@ -324,8 +323,6 @@ def _parse_range(swa_start: Any, swa_end: Any) -> tuple[Time[Any], Time[Any]]:
         raise ValueError(f"`swa_start` and `swa_end` must be in 'dur' or 'ep', got '{start}'. Use '0.7dur'.")
     if start >= end:
         raise ValueError(f"`swa_start` must be before `swa_end`, got '{start}' and '{end}'.")
-    if end.unit is TimeUnit.DURATION and end.value > 1:
-        raise ValueError(f"`swa_start` and `swa_end` must be within the run, got '{start}' and '{end}'.")
     return start, end
 
 
@@ -341,14 +338,3 @@ def _check_optimizers(state: State) -> None:
     rates = {float(group["lr"]) for optimizer in state.optimizers for group in optimizer.param_groups}
     if len(rates) > 1:
         raise RuntimeError(f"`SWA` can schedule one learning rate for all groups, got {sorted(rates)}. {advice}")
-
-
-def _warn_about_late_start(start: Time[Any], state: State) -> None:
-    """Warn if this call of `fit` ends before `swa_start`; a later call may reach it."""
-    epochs = run_length(state, TimeUnit.EPOCH)
-    if start.unit is TimeUnit.EPOCH and epochs is not None and start.value > epochs:
-        warnings.warn(
-            f"`SWA` averages nothing in this `fit`: `swa_start` is '{start}', and the run ends at "
-            f"'{state.max_duration}'. Set an earlier start, or use a fraction of the run such as '0.7dur'.",
-            stacklevel=2,
-        )
