@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -280,21 +281,47 @@ def test_the_page_fits_a_phone_and_fetches_nothing(
     assert seen["smallest"] >= 9  # pixels of a line of text
 
 
+def choose(study: Study, monkeypatch: pytest.MonkeyPatch, scores: dict[str, float]) -> None:
+    """Let stacks have these scores in the selection."""
+
+    def selected(members: list[Any], plain: Any, steps: int) -> dict[int, float]:
+        score = scores["+".join(member.name for member in members)]
+        return {40_000 + seed: score + seed / 100 for seed in range(PLAN.num_stack_seeds)}
+
+    monkeypatch.setattr(study, "_selected", selected)
+
+
 def test_a_stack_is_chosen_on_validation_and_taken_apart_on_test(
     measured: tuple[Study, list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     study, _ = measured
-    errors = iter([(0.3, 0.1), (0.2, 0.1), (0.1, 0.01)])
-    monkeypatch.setattr("composer.evidence.study._difference", lambda values, base, sign: next(errors))
+    choose(study, monkeypatch, {"Muon": 2.0, "EMA": 1.5, "Muon+EMA": 3.0})
 
     entries = study.stack(["Muon", "EMA"])
     stack = entries[-1]
     assert stack["members"] == ["Muon", "EMA"]
-    assert [step["best"] for step in stack["path"]] == ["Muon", "EMA"]
+    assert [step["kept"] for step in stack["path"]] == [["Muon", "EMA"], ["Muon+EMA"]]
     assert set(stack["leave_one_out"]) == {"Muon", "EMA"}
     assert stack["leave_one_out"]["EMA"]["without"] == "Muon"
     assert of(entries, "Muon+EMA")["comparison"]["n"] == 3
     assert "Leave one out of Muon+EMA" in write_page([study.ledger], study.runner.folder / "page.html").read_text()
+
+
+def test_a_selection_goes_on_with_the_second_stack_where_the_best_excludes_all_others(
+    measured: tuple[Study, list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study, _ = measured
+    scores = {"SAM": 1.8, "ScheduleFree": 2.0, "Muon": 1.9, "EMA": 1.5}
+    choose(study, monkeypatch, scores | {"Muon+EMA": 3.0, "Muon+SAM": 1.8, "Muon+EMA+SAM": 2.9})
+    conflict = Verdict("not applicable", "excluded")
+    monkeypatch.setattr(
+        study, "_reasons_against", lambda names, plain: {n: conflict for n in names if "+" in n and "ScheduleFree" in n}
+    )
+    monkeypatch.setattr(study, "_step_times", lambda candidates, plain: dict.fromkeys(scores))
+
+    members, path = study._select({name: SimpleNamespace(name=name) for name in scores}, study.plain())  # type: ignore[misc]
+    assert members == ["Muon", "EMA"]
+    assert [step["kept"] for step in path] == [["ScheduleFree", "Muon"], ["Muon+EMA"], []]
 
 
 def test_a_whole_stack_is_taken_apart_without_a_selection(measured: tuple[Study, list[dict[str, Any]]]) -> None:

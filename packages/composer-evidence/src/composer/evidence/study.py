@@ -30,6 +30,7 @@ _AA_OFFSET = 5_000
 _PROBE_STEPS = 4
 _NUM_POINTS = 10  # evaluations in a curve
 _LR_FACTORS = (0.5, 1.0, 2.0)
+_KEPT = 2  # stacks that a round of the selection extends
 _TIMED_TOGETHER = 6  # methods whose step times are measured in one process
 
 
@@ -646,9 +647,10 @@ class Study:
     def stack(self, methods: Sequence[str] | None = None, *, select: bool = True) -> list[dict[str, Any]]:
         """Choose a stack on validation, measure it on test, and leave out each of its members once.
 
-        The selection begins with plain, and adds the method that improves the mean most, with the budget shortened by
-        the ratio of step times, until no method improves it by more than one standard error of the difference. A stack
-        is tried with the learning rates that were tuned for its members alone, and counts with the best of them.
+        The selection begins with plain, and adds each method to it, with the budget shortened by the ratio of step
+        times. The two best stacks go on, if the method improves them by more than one standard error of the difference:
+        the best method alone may exclude all others. A stack is tried with the learning rates that were tuned for its
+        members alone, and counts with the best of them.
 
         Args:
             methods: The candidates. None: all methods that were better than plain in their search, but those that need
@@ -686,36 +688,44 @@ class Study:
         """Return the members of a stack, chosen on validation, and what was tried in each round."""
         sign = 1 if self._higher else -1
         times = self._step_times(list(tuned.values()), plain)
-        ratios = {name: each["ratio"] or each["high"] if each else 1.0 for name, each in times.items()}
+        ratios = {name: max(1.0, each["ratio"] or each["high"]) if each else 1.0 for name, each in times.items()}
         seeds = _seeds(_STACK, self.plan.num_stack_seeds)
         base = _values(self._results([self._spec("validation", plain, seed) for seed in seeds], "select a stack"))
-        chosen: list[str] = []
-        path: list[dict[str, Any]] = []
-        while True:
-            tried: dict[str, dict[int, float]] = {}
-            stacks = {name: "+".join([*chosen, name]) for name in tuned if name not in chosen}
-            conflicts = self._reasons_against(list(stacks.values()), plain)
-            for name, together in stacks.items():
-                if together in conflicts:
-                    continue
-                cost = float(np.prod([max(1.0, ratios[member]) for member in [*chosen, name]]))
-                steps = max(1, round(plain.steps / cost))
-                for candidate in self._stacked([tuned[member] for member in [*chosen, name]], plain):
-                    specs = [self._spec_of("validation", candidate, steps, seed) for seed in seeds]
-                    values = _values(self._results(specs, f"select a stack: {together}"))
-                    finite = all(map(math.isfinite, values.values()))
-                    if finite and (name not in tried or sign * (_mean(values) - _mean(tried[name])) > 0):
-                        tried[name] = values
-            improved = {name: _difference(values, base, sign) for name, values in tried.items()}
-            if not improved:
-                return chosen, path
-            best = max(improved, key=lambda name: improved[name][0])
-            effect, error = improved[best]
-            path.append({"tried": {name: list(pair) for name, pair in improved.items()}, "best": best})
-            if effect <= error:
-                return chosen, path
-            chosen.append(best)
-            base = tried[best]
+        kept: list[tuple[list[str], dict[int, float]]] = [([], base)]
+        best, path = kept[0], list[dict[str, Any]]()
+        while kept and len(kept[0][0]) < len(tuned):
+            longer: dict[frozenset[str], tuple[list[str], dict[int, float]]] = {}  # with what each of them extends
+            for members, before in kept:
+                for name in [name for name in tuned if name not in members]:
+                    longer.setdefault(frozenset([*members, name]), ([*members, name], before))
+            stacks = {"+".join(stack): (stack, before) for stack, before in longer.values()}
+            conflicts = self._reasons_against(list(stacks), plain)
+            tried, better = {}, []
+            for together, (stack, before) in stacks.items():
+                steps = max(1, round(plain.steps / math.prod(ratios[name] for name in stack)))
+                after = {} if together in conflicts else self._selected([tuned[name] for name in stack], plain, steps)
+                if after:
+                    effect, error = _difference(after, before, sign)
+                    tried[together] = [effect, error]
+                    better += [(stack, after)] if effect > error else []
+            kept = sorted(better, key=lambda each: sign * _mean(each[1]), reverse=True)[:_KEPT]
+            best = max([best, *kept], key=lambda each: sign * _mean(each[1]))
+            path.append({"tried": tried, "kept": ["+".join(stack) for stack, _ in kept]})
+        return best[0], path
+
+    def _selected(self, members: Sequence[_Candidate], plain: Plain, steps: int) -> dict[int, float]:
+        """Return what a stack reaches on validation with the best learning rate of its members; {} if it diverges."""
+        title = f"select a stack: {'+'.join(member.name for member in members)}"
+        found: list[dict[int, float]] = []
+        for candidate in self._stacked(members, plain):
+            specs = [
+                self._spec_of("validation", candidate, steps, seed)
+                for seed in _seeds(_STACK, self.plan.num_stack_seeds)
+            ]
+            found.append(_values(self._results(specs, title)))
+        finite = [values for values in found if all(map(math.isfinite, values.values()))]
+        sign = 1 if self._higher else -1
+        return max(finite, key=lambda values: sign * _mean(values), default={})
 
     def _better_alone(self, plain: Plain) -> list[str]:
         searches = [e for e in self._own_entries("tuning") if e["fraction"] == 1.0 and e["score"] is not None]
