@@ -45,7 +45,11 @@ def two(parameters: Any) -> list[torch.optim.Optimizer]:
     return [torch.optim.AdamW(parameters[:2], lr=0.01), sgd(parameters[2:])]
 
 
-MAKE: dict[str, Make] = {"sgd": sgd, "library": library, "two": two}
+def other(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.RMSprop(parameters, lr=0.001, momentum=0.5)
+
+
+MAKE: dict[str, Make] = {"sgd": sgd, "library": library, "two": two, "other": other}
 
 
 class Killed(Exception):
@@ -105,6 +109,8 @@ RUNS: dict[str, dict[str, Any]] = {
     "bf16": {"precision": "amp_bf16"},
     "fp16": {"precision": "amp_fp16"},
     "surgery": {"algorithms": lambda: [SqueezeExcite(min_channels=1), GradientClipping("norm", 0.1)]},
+    "Muon": {"algorithms": lambda: [Muon(lr=0.02)]},
+    "Muon and SAM": {"algorithms": lambda: [SAM(rho=0.05), Muon(lr=0.02)]},
     "freezing": {"algorithms": lambda: [LayerFreezing(freeze_start=0.1, freeze_level=1.0)]},
 }
 
@@ -235,10 +241,35 @@ def test_constant_schedules_are_followed(schedule: Any) -> None:
     trainer.close()
 
 
-@pytest.mark.parametrize("other", [EMA(), Muon(lr=0.02)])
-def test_methods_that_do_the_same_are_refused(other: Algorithm) -> None:
+def test_methods_that_do_the_same_are_refused() -> None:
     with pytest.raises(ValueError, match="ScheduleFree"):
-        start(sgd, other)
+        start(sgd, EMA())
+
+
+def test_muon_and_sgd_move_z_as_in_the_wrappers_of_the_library() -> None:
+    def make(parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=0.1)
+
+    in_order = {"train_dataloader": DataLoader(DATA, batch_size=8), "eval_dataloader": None}
+    muon = {"lr": 0.02, "weight_decay": 0.1}
+    trainer = start(make, algorithms=[ScheduleFree(), Muon(**muon)], norm="group", **in_order)
+    reference = start(make, algorithms=[Muon(**muon)], norm="group", **in_order)
+    trainer.fit()
+    wrappers = [schedulefree.ScheduleFreeWrapper(each, momentum=0.9) for each in reference.state.optimizers]
+    model = reference.state.model
+    for wrapper in wrappers:
+        wrapper.train()
+    for batch in [*in_order["train_dataloader"]] * 2:
+        model.zero_grad()
+        model.loss(model(batch), batch).backward()
+        for wrapper in wrappers:
+            wrapper.step()
+    for wrapper in wrappers:
+        wrapper.eval()
+
+    assert len(wrappers) == 2
+    deep_compare(weights(reference), weights(trainer), atol=1e-5, rtol=1e-5)  # float32, in another order
+    trainer.close()
 
 
 def test_the_optimizers_are_replaced_by_those_that_are_wrapped() -> None:

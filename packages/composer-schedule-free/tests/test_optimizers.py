@@ -83,9 +83,23 @@ def train(optimizer: torch.optim.Optimizer, weight: Tensor, steps: int, first: i
         optimizer.step()
 
 
+class Plain(torch.optim.Optimizer):
+    """Gradient descent that is no `torch.optim.SGD`."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.add_(parameter.grad, alpha=-group["lr"])
+
+
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("foreach", [True, False])
-@pytest.mark.parametrize("kind", ["adamw", "sgd"])
+@pytest.mark.parametrize("kind", ["adamw", "sgd", "around"])
 def test_it_equals_the_formulas_with_three_buffers(kind: str, foreach: bool, case: str) -> None:
     options = CASES[case]
     weight = torch.nn.Parameter(start())
@@ -93,8 +107,12 @@ def test_it_equals_the_formulas_with_three_buffers(kind: str, foreach: bool, cas
     if kind == "adamw":
         optimizer = ScheduleFreeAdamW([weight], lr=0.01, betas=(0.9, 0.99), foreach=foreach, **options)
         reference = Reference(weight.detach(), 0.01, 0.9, 0.99, **options)
-    else:
+    elif kind == "sgd":
         optimizer = ScheduleFreeSGD([weight], lr=0.05, momentum=0.8, foreach=foreach, **options)
+        reference = Reference(weight.detach(), 0.05, 0.8, **options)
+    else:
+        options = {name: value for name, value in options.items() if name != "weight_decay"}
+        optimizer = build_schedule_free(Plain([weight], lr=0.05), momentum=0.8, **options)
         reference = Reference(weight.detach(), 0.05, 0.8, **options)
     for step in range(STEPS):
         # At the reference's y, so that rounding does not add up through the gradients.
@@ -175,8 +193,62 @@ def test_weights_that_no_longer_require_gradients_are_restored_too() -> None:
     assert torch.equal(before, weight)
 
 
+def around_rmsprop(parameters: Any, **options: Any) -> ExactModes:
+    rate = options.pop("lr")
+    return build_schedule_free(torch.optim.RMSprop(parameters, lr=rate, weight_decay=0.1, momentum=0.5), **options)
+
+
+def test_around_another_optimizer_it_equals_the_wrapper_of_the_library() -> None:
+    ours, library = torch.nn.Parameter(start()), torch.nn.Parameter(start())
+    # The wrapper needs an optimizer that makes its state at once.
+    base, other = (torch.optim.Adagrad([each], lr=0.05, weight_decay=0.1) for each in (ours, library))
+    optimizer, wrapper = build_schedule_free(base), schedulefree.ScheduleFreeWrapper(other, momentum=0.9)
+    wrapper.train()
+    for step in range(STEPS):
+        library.grad = gradient_at(library, step)
+        ours.grad = library.grad.clone()
+        optimizer.step()
+        wrapper.step()
+
+    torch.testing.assert_close(ours, library, rtol=0, atol=1e-13)  # some 50 roundings of 1e-15
+    optimizer.eval()
+    wrapper.eval()
+    torch.testing.assert_close(ours, library, rtol=0, atol=1e-13)
+    assert (type(optimizer).__qualname__, isinstance(optimizer, torch.optim.Adagrad)) == ("Adagrad", True)
+
+
+def test_a_scheduler_of_the_optimizer_that_is_made_schedule_free_still_sets_its_rate() -> None:
+    weight = torch.nn.Parameter(start())
+    given = torch.optim.RMSprop([weight], lr=0.01)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(given, lambda step: 1.0 if step < 2 else 2.0)
+    optimizer = build_schedule_free(given)
+    for step in range(3):
+        train(optimizer, weight, 1, first=step)
+        scheduler.step()
+
+    assert "z" in optimizer.state[weight]
+    assert [group["lr"] for group in optimizer.param_groups] == [0.02]
+
+
+def test_a_closure_is_called_at_y_and_steps_in_eval_mode_are_refused() -> None:
+    weight = torch.nn.Parameter(start())
+    optimizer = around_rmsprop([weight], lr=0.01)
+    train(optimizer, weight, 3)
+    before, seen = weight.detach().clone(), []
+
+    def closure() -> Tensor:
+        seen.append(weight.detach().clone())
+        return loss_of(weight, 3)
+
+    assert optimizer.step(closure).requires_grad
+    assert torch.equal(before, seen[0])
+    optimizer.eval()
+    with pytest.raises(RuntimeError, match=r"Call `train\(\)`"):
+        optimizer.step()
+
+
 @pytest.mark.parametrize("saved_in_eval_mode", [True, False])
-@pytest.mark.parametrize("kind", [ScheduleFreeAdamW, ScheduleFreeSGD])
+@pytest.mark.parametrize("kind", [ScheduleFreeAdamW, ScheduleFreeSGD, around_rmsprop])
 def test_a_saved_optimizer_continues_identically(kind: Any, saved_in_eval_mode: bool) -> None:
     whole, begun, resumed = (torch.nn.Parameter(start().float()) for _ in range(3))
     uninterrupted, optimizer, other = (kind([w], lr=0.01, warmup_steps=7) for w in (whole, begun, resumed))
@@ -292,7 +364,8 @@ class Decoupled(torch.optim.AdamW):
 @pytest.mark.parametrize(
     ("make", "arguments", "error", "match"),
     [
-        (torch.optim.RMSprop, {}, TypeError, "`optimizer` must be AdamW or SGD .* got RMSprop"),
+        (torch.optim.LBFGS, {}, TypeError, "a `step` without a closure and no modes of its own, got LBFGS"),
+        (torch.optim.RMSprop, {"momentum": 1.0}, ValueError, "`momentum` must be between 0 and 1, got 1.0"),
         (lambda p: torch.optim.SGD(p, maximize=True), {}, ValueError, r"must not use `maximize`, got SGD\(max"),
         (lambda p: torch.optim.AdamW(p, amsgrad=True), {}, ValueError, "must not use `amsgrad`"),
         (

@@ -82,6 +82,8 @@ FREEZES_WEIGHTS = "freezes_weights"
 """Effect: stops training some weights."""
 REPLACES_OPTIMIZER = "replaces_optimizer"
 """Effect: replaces the optimizers."""
+STEPS_MATRICES = "steps_matrices"
+"""Effect: steps the hidden matrices with an optimizer of its own."""
 CLIPS_GRADIENTS = "clips_gradients"
 """Effect: limits gradients before the step."""
 WRAPS_OPTIMIZER = "wraps_optimizer"
@@ -135,6 +137,7 @@ PHRASES = {
     CHANGES_MEMORY_FORMAT: "changes the memory format",
     FREEZES_WEIGHTS: "freezes weights",
     REPLACES_OPTIMIZER: "replaces the optimizer",
+    STEPS_MATRICES: "has an optimizer of its own for hidden matrices",
     CLIPS_GRADIENTS: "clips gradients",
     WRAPS_OPTIMIZER: "wraps the optimizer",
     DISPLACES_WEIGHTS: "moves the weights for the passes of a step",

@@ -1,4 +1,4 @@
-"""The optimizers of `schedulefree` with exact modes, and how they replace AdamW and SGD.
+"""The optimizers of `schedulefree` with exact modes, how they replace AdamW and SGD, and a way around other optimizers.
 
 Symbols: y are the weights at which gradients are computed, z those of the base optimizer, x the average of z.
 """
@@ -6,6 +6,7 @@ Symbols: y are the weights at which gradients are computed, z those of the base 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any, ClassVar
 
 import schedulefree
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from composer.utils import check_finite, check_integers
+from composer.utils import check_finite, check_integers, local_part, needs_closure
 
 
 class ExactModes(torch.optim.Optimizer):
@@ -200,6 +201,102 @@ def check_momentum(momentum: float) -> None:
         )
 
 
+class _AroundSteps(torch.optim.Optimizer):
+    """Mixin, after `ExactModes` and before any other optimizer, whose steps then move z with the gradients at y.
+
+    As in the wrapper of `schedulefree`, the optimizer keeps its own momentum, and its weight decay is that of z. Then
+    follow x and y as in `ScheduleFreeAdamW`, where "x_weight" of the group takes the place of b1.
+    """
+
+    # It has no other methods, since they could replace some of the optimizer.
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        if not all(group["train_mode"] for group in self.param_groups):
+            raise RuntimeError("`step` must be called in train mode. Call `train()` of the optimizer first.")
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        with torch.no_grad():
+            begun = [_put_z_in(self, group) for group in self.param_groups]
+            rates = [group["lr"] for group in self.param_groups]
+            for group in self.param_groups:
+                warmup = group["warmup_steps"]
+                group["scheduled_lr"] = group["lr"] * (min(1.0, (group["k"] + 1) / warmup) if warmup else 1.0)
+                group["lr"] = group["scheduled_lr"]
+            super().step()
+            for group, rate, (trained, zs, x) in zip(self.param_groups, rates, begun, strict=True):
+                group["lr"] = rate
+                share = _share_of_step(group)
+                for parameter, z in zip(trained, zs, strict=True):
+                    self.state[parameter]["z"] = z  # not before: some optimizers make their state where there is none
+                if trained:
+                    weights, z_parts = _local(trained), _local(zs)
+                    torch._foreach_copy_(z_parts, weights)
+                    torch._foreach_lerp_(x, z_parts, share)
+                    torch._foreach_copy_(weights, torch._foreach_lerp(z_parts, x, group["x_weight"]))
+        return loss
+
+    @torch.no_grad()
+    def eval(self) -> None:
+        """Put x into the parameters, if they hold y."""
+        _switch(self, train=False)
+
+    @torch.no_grad()
+    def train(self) -> None:
+        """Put y into the parameters, if they hold x."""
+        _switch(self, train=True)
+
+
+def _put_z_in(
+    optimizer: torch.optim.Optimizer, group: dict[str, Any]
+) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """Put z into the parameters of a group that have gradients; return these, z and the local parts of x."""
+    trained = [parameter for parameter in group["params"] if parameter.grad is not None]
+    if not trained:
+        return [], [], []
+    known = [optimizer.state[p].get("z") if p in optimizer.state else None for p in trained]
+    zs = [p.detach().clone() if z is None else z for p, z in zip(trained, known, strict=True)]
+    weights, z_parts = _local(trained), _local(zs)
+    x = torch._foreach_lerp(weights, z_parts, 1 - 1 / group["x_weight"])
+    torch._foreach_copy_(weights, z_parts)
+    return trained, zs, list(x)
+
+
+def _switch(optimizer: torch.optim.Optimizer, *, train: bool) -> None:
+    for group in optimizer.param_groups:
+        moved = [parameter for parameter in group["params"] if "z" in optimizer.state.get(parameter, {})]
+        if moved and group["train_mode"] is not train:
+            share = 1 - group["x_weight"] if train else 1 - 1 / group["x_weight"]
+            torch._foreach_lerp_(_local(moved), _local([optimizer.state[p]["z"] for p in moved]), share)
+        group["train_mode"] = train
+
+
+def _local(tensors: list[Tensor]) -> list[Tensor]:
+    return [local_part(tensor.detach()) for tensor in tensors]
+
+
+def _share_of_step(group: dict[str, Any]) -> float:
+    """Return c, the share of the present step in the average, and count the step."""
+    group["lr_max"] = max(group["scheduled_lr"], group["lr_max"])
+    group["k"] += 1
+    weight: float = group["k"] ** group["r"] * group["lr_max"] ** group["weight_lr_power"]
+    group["weight_sum"] += weight
+    return weight / group["weight_sum"] if group["weight_sum"] else 0.0
+
+
+@cache
+def _class_around(base: type) -> type:
+    names = {name: getattr(base, name) for name in ("__doc__", "__module__", "__qualname__")}
+    return type(base.__name__, (ExactModes, _AroundSteps, base), names)  # checkpoints have that name
+
+
+def weight_of_x(group: dict[str, Any]) -> float:
+    """Return b1, the weight of x in y, of a parameter group."""
+    weight: float = group.get("x_weight") or (group["betas"][0] if "betas" in group else group["momentum"])
+    return weight
+
+
 # The library's optimizers, under their names: checkpoints of runs with and without exact modes are the same.
 _EXACT: dict[type, type] = {
     base: type(base.__name__, (ExactModes, base), {"__doc__": base.__doc__, "__module__": __name__})
@@ -230,24 +327,28 @@ def build_schedule_free(
     momentum: float | None = None,
     r: float = 0.0,
     weight_lr_power: float = 2.0,
-) -> ScheduleFreeAdamW | ScheduleFreeSGD:
-    """Make the schedule-free optimizer that replaces AdamW or SGD, with the same parameter groups.
+) -> ExactModes:
+    """Make the schedule-free optimizer that replaces another one, with the same parameter groups.
+
+    AdamW and SGD have counterparts in `schedulefree`. Any other optimizer, such as Muon, takes the same steps, which
+    move z; its weight decay is that of z, and its momentum its own.
 
     Learning rates, weight decays, betas and eps of the groups are kept. The groups are the same objects, so
     that schedulers of the given optimizer change the learning rates of the new one. The given optimizer must not be
     used afterwards.
 
     Args:
-        optimizer: A `torch.optim.AdamW`, `Adam` or `SGD` before its first step, or of a class derived from these.
+        optimizer: An optimizer before its first step, whose `step` needs no closure.
         warmup_steps: The number of steps in which the learning rate rises from 0.
         lr: Learning rate of all groups. None: that of each.
         weight_decay: Weight decay of all groups, multiplied by the learning rate. None: that of each.
-        momentum: The weight of x in y. None: the momentum, or first beta, of each group; 0.9 if that is 0.
+        momentum: The weight of x in y. None: the momentum, or first beta, of each group of AdamW or SGD; 0.9 if that is
+            0, and for other optimizers.
         r: See `ScheduleFreeAdamW`.
         weight_lr_power: See `ScheduleFreeAdamW`.
 
     Raises:
-        TypeError: The optimizer is of another kind.
+        TypeError: The optimizer needs a closure, has no learning rate, or has modes.
         ValueError: A number is out of range; the optimizer uses `maximize`, `amsgrad`, `nesterov` or `dampening`, which
             have no counterpart; or its class may define weight decay differently and `weight_decay` is not given.
 
@@ -261,14 +362,11 @@ def build_schedule_free(
     """
     check_integers("0 means no warmup.", warmup_steps=warmup_steps, least=0)
     is_adam = isinstance(optimizer, (torch.optim.AdamW, torch.optim.Adam))
-    if not is_adam and not isinstance(optimizer, torch.optim.SGD):
-        raise TypeError(
-            f"`optimizer` must be AdamW or SGD to be replaced by a schedule-free one, got {type(optimizer).__name__}. "
-            f"Pass one of those, or an optimizer of `schedulefree`."
-        )
     changed = {"lr": lr, "weight_decay": weight_decay}
-    settings = [_settings_of(optimizer, group, is_adam, changed, momentum) for group in optimizer.param_groups]
     options: dict[str, Any] = {"warmup_steps": int(warmup_steps), "r": r, "weight_lr_power": weight_lr_power}
+    if not is_adam and not isinstance(optimizer, torch.optim.SGD):
+        return _build_around(optimizer, changed, 0.9 if momentum is None else momentum, options)
+    settings = [_settings_of(optimizer, group, is_adam, changed, momentum) for group in optimizer.param_groups]
     for kept in settings:
         first = kept["betas"][0] if is_adam else kept["momentum"]
         _check_settings(kept["lr"], kept["weight_decay"], first, warmup_steps, r, weight_lr_power)
@@ -277,8 +375,33 @@ def build_schedule_free(
         group.update(kept)
     optimizer.state.clear()
     kind: Callable[..., Any] = ScheduleFreeAdamW if is_adam else ScheduleFreeSGD
-    made: ScheduleFreeAdamW | ScheduleFreeSGD = kind(optimizer.param_groups, **options)
+    made: ExactModes = kind(optimizer.param_groups, **options)
     # Schedulers of the given optimizer would warn that it does not step.
+    optimizer._opt_called = True  # type: ignore[attr-defined]
+    return made
+
+
+def _build_around(
+    optimizer: torch.optim.Optimizer, changed: dict[str, float | None], x_weight: float, options: dict[str, Any]
+) -> ExactModes:
+    has_rates = all(isinstance(group.get("lr"), (int, float, Tensor)) for group in optimizer.param_groups)
+    if needs_closure(optimizer) or hasattr(optimizer, "eval") or not has_rates:
+        raise TypeError(
+            f"`optimizer` must have a learning rate, a `step` without a closure and no modes of its own, got "
+            f"{type(optimizer).__name__}. Pass AdamW, SGD or Muon, or an optimizer of `schedulefree`."
+        )
+    _check_settings(changed["lr"] or 0.0, changed["weight_decay"] or 0.0, x_weight, **options)
+    options = {**options, "x_weight": x_weight, "k": 0, "train_mode": True}
+    options |= {"weight_sum": 0.0, "lr_max": -1.0, "scheduled_lr": 0.0}
+    for group in optimizer.param_groups:
+        group.update(options, lr=float(group["lr"]))
+        group.update({key: value for key, value in changed.items() if value is not None})
+        if changed["lr"] is not None:
+            group.pop("initial_lr", None)
+    made: ExactModes = object.__new__(_class_around(type(optimizer)))
+    # A scheduler has put another `step` into the given optimizer, which calls that of its class.
+    made.__dict__ = {key: value for key, value in vars(optimizer).items() if key != "step"}
+    made.defaults = {**optimizer.defaults, **options}
     optimizer._opt_called = True  # type: ignore[attr-defined]
     return made
 

@@ -16,6 +16,7 @@ from composer.algorithms.schedule_free.optimizers import (
     build_schedule_free,
     check_momentum,
     restore_exactly,
+    weight_of_x,
 )
 from composer.algorithms.schedule_free.schedules import check_schedulers, has_fallen
 from composer.algorithms.utils.batchnorm import BatchNormRecalibration
@@ -63,7 +64,8 @@ class ScheduleFree(Algorithm):
     """Schedule-Free training: no decay of the learning rate; the average of all weights is evaluated and saved.
 
     At INIT each AdamW, Adam and SGD of the run is replaced by its schedule-free counterpart, with the same parameter
-    groups, learning rates and weight decays; see `build_schedule_free`. An optimizer of `schedulefree` is kept. Then
+    groups, learning rates and weight decays, and the steps of any other optimizer, such as that of `Muon`, move z; see
+    `build_schedule_free`. An optimizer of `schedulefree` is kept. Then
     the average x is in the model during evaluations and predictions, when a checkpoint is saved, and after `fit`; the
     training weights y return before training continues, bit for bit. So the run can end at any time, and every
     checkpoint holds the weights to use. Resuming from it is exact.
@@ -76,9 +78,10 @@ class ScheduleFree(Algorithm):
     after x was swapped in for them, and the first of FIT_START, ITERATION_START, EPOCH_START, BEFORE_DATALOADER,
     BATCH_START, EPOCH_END, ITERATION_END (y back). **Reads** the model, the schedulers, the training data, and the
     `save_interval(state, event)` of callbacks. **Writes** `state.optimizers`; the model's weights, between the swaps
-    and at the end. **Cost** no memory beyond that of AdamW, or of SGD with momentum; a copy of the weights while x is
-    in the model; with batch norm layers, forward passes of `recalibration_batches` batches per x. **Compilation**
-    static: the graphs of the model do not change; recalibration runs uncompiled.
+    and at the end. **Cost** no memory beyond that of AdamW, or of SGD with momentum, and a copy of the weights beyond
+    that of other optimizers; another copy while x is in the model; with batch norm layers, forward passes of
+    `recalibration_batches` batches per x. **Compilation** static: the graphs of the model do not change; recalibration
+    runs uncompiled.
 
     **When not to use it** with a schedule that lowers the learning rate; to fine-tune in a few steps, where the average
     of all weights still holds the first ones; with weights in lower precision than float32 (use `precision` of the
@@ -89,7 +92,8 @@ class ScheduleFree(Algorithm):
         lr: Learning rate of all groups. None: that of each. The best is 1 to 10 times that of AdamW with a schedule,
             and 10 to 50 times that of SGD.
         weight_decay: Weight decay of all groups. None: that of each.
-        momentum: The weight of x in y, in (0, 1). None: the momentum, or first beta, of each group; 0.9 if that is 0.
+        momentum: The weight of x in y, in (0, 1). None: the momentum, or first beta, of each group of AdamW and SGD;
+            0.9 if that is 0, and for other optimizers.
         r: How much more late steps count in the average: in proportion to k**r.
         weight_lr_power: How much more steps at a high learning rate count.
         recalibration_batches: How many training batches measure the batch norm statistics of x. 0: x is evaluated with
@@ -104,7 +108,7 @@ class ScheduleFree(Algorithm):
         ValueError: An argument is out of range. At INIT: an optimizer cannot be replaced, or settings are given for
             optimizers that are schedule-free already. At AFTER_LOAD or FIT_START: a scheduler lowers the learning
             rate. At FIT_START: there are batch norm layers, but the training data cannot be iterated beside training.
-        TypeError: An argument has another type; at INIT, an optimizer is of another kind than AdamW or SGD.
+        TypeError: An argument has another type; at INIT, an optimizer needs a closure.
 
     Warns:
         NotIntendedUseWarning: The learning rate has fallen, or the run ends before the warmup.
@@ -120,18 +124,11 @@ class ScheduleFree(Algorithm):
 
     placement = Placement(
         provides={REPLACES_OPTIMIZER, AVERAGES_WEIGHTS, SWAPS_WEIGHTS},
-        after={CHANGES_LAYERS, CHANGES_MEMORY_FORMAT, REPLACES_MODEL, FREEZES_WEIGHTS},
+        after={CHANGES_LAYERS, CHANGES_MEMORY_FORMAT, REPLACES_MODEL, FREEZES_WEIGHTS, REPLACES_OPTIMIZER},
         before={WRAPS_OPTIMIZER},
         # Those that act around a step change the weights that it has made; this optimizer steps others, and would
         # overwrite them.
-        excludes={
-            REPLACES_OPTIMIZER,
-            AVERAGES_WEIGHTS,
-            SWAPS_WEIGHTS,
-            DISPLACES_WEIGHTS,
-            PINS_NORMS,
-            DECAYS_WEIGHTS,
-        },
+        excludes={AVERAGES_WEIGHTS, SWAPS_WEIGHTS, DISPLACES_WEIGHTS, PINS_NORMS, DECAYS_WEIGHTS},
     )
 
     def __init__(
@@ -338,7 +335,7 @@ class ScheduleFree(Algorithm):
         if num_entries == self._num_entries and not refresh:
             return
         trained = {
-            parameter: (optimizer, entry["z"], group["betas"][0] if "betas" in group else group["momentum"])
+            parameter: (optimizer, entry["z"], weight_of_x(group))
             for optimizer in optimizers
             for group in optimizer.param_groups
             for parameter in group["params"]

@@ -21,6 +21,7 @@ from composer.core import (
     FREEZES_WEIGHTS,
     REPLACES_MODEL,
     REPLACES_OPTIMIZER,
+    STEPS_MATRICES,
     WRAPS_OPTIMIZER,
     Algorithm,
     Event,
@@ -133,10 +134,10 @@ class SOAP(Algorithm):
 
     events = frozenset({Event.INIT, Event.FIT_START})
     placement = Placement(
-        provides={REPLACES_OPTIMIZER},
+        provides={REPLACES_OPTIMIZER, STEPS_MATRICES},
         after={CHANGES_LAYERS, REPLACES_MODEL, FREEZES_WEIGHTS},
         before={WRAPS_OPTIMIZER},
-        excludes={REPLACES_OPTIMIZER},
+        excludes={STEPS_MATRICES},
     )
 
     def __init__(
