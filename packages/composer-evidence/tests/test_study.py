@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -347,6 +348,28 @@ def test_what_was_better_alone_may_be_stacked_unless_it_needs_a_teacher(
     monkeypatch.setattr(study, "_own_entries", lambda about: entries)
 
     assert study._better_alone(plain) == ["EMA"]
+
+
+def test_a_stack_is_tried_beyond_the_learning_rates_of_its_members(
+    measured: tuple[Study, list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study, _ = measured
+    members = study._candidates(["Muon", "EMA"], study.plain())[0]
+    pair = [replace(each, settings={**each.settings, "lr": rate}) for each, rate in zip(members, (0.02, 0.01), strict=True)]
+
+    def results(specs: Any, title: str) -> dict[int, float]:
+        tried.append(specs[0].settings["lr"])
+        return {spec.seed: math.nan if tried[-1] > 0.1 else -abs(tried[-1] - best) for spec in specs}
+
+    monkeypatch.setattr(study, "_results", results)
+    monkeypatch.setattr("composer.evidence.study._values", lambda found: found)
+    for best, expected in ((0.08, [0.01, 0.02, 0.04, 0.08, 0.16]), (0.003, [0.01, 0.02, 0.005, 0.0025, 0.00125])):
+        tried: list[float] = []
+        assert set(study._selected(pair, study.plain(), 8).values()) == {-abs(expected[3] - best)}
+        assert tried == expected
+    tried = []
+    study._selected(pair[:1], study.plain(), 8)
+    assert tried == [0.02]
 
 
 def test_a_stack_is_tried_with_the_learning_rates_of_its_members(

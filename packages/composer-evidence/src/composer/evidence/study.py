@@ -650,7 +650,7 @@ class Study:
         The selection begins with plain, and adds each method to it, with the budget shortened by the ratio of step
         times. The two best stacks go on, if the method improves them by more than one standard error of the difference:
         the best method alone may exclude all others. A stack is tried with the learning rates that were tuned for its
-        members alone, and counts with the best of them.
+        members alone, and beyond while the best is the largest or the smallest, and counts with the best of them.
 
         Args:
             methods: The candidates. None: all methods that were better than plain in their search, but those that need
@@ -714,18 +714,20 @@ class Study:
         return best[0], path
 
     def _selected(self, members: Sequence[_Candidate], plain: Plain, steps: int) -> dict[int, float]:
-        """Return what a stack reaches on validation with the best learning rate of its members; {} if it diverges."""
-        title = f"select a stack: {'+'.join(member.name for member in members)}"
-        found: list[dict[int, float]] = []
-        for candidate in self._stacked(members, plain):
-            specs = [
-                self._spec_of("validation", candidate, steps, seed)
-                for seed in _seeds(_STACK, self.plan.num_stack_seeds)
-            ]
-            found.append(_values(self._results(specs, title)))
-        finite = [values for values in found if all(map(math.isfinite, values.values()))]
-        sign = 1 if self._higher else -1
-        return max(finite, key=lambda values: sign * _mean(values), default={})
+        """Return what a stack reaches on validation with its best learning rate; {} if it diverges with all."""
+        title, sign = f"select a stack: {'+'.join(member.name for member in members)}", 1 if self._higher else -1
+        tried: dict[float, dict[int, float]] = {}
+        candidates = self._stacked(members, plain)
+        while candidates:
+            for candidate in candidates:
+                seeds = _seeds(_STACK, self.plan.num_stack_seeds)
+                specs = [self._spec_of("validation", candidate, steps, seed) for seed in seeds]
+                tried[candidate.settings.get("lr", 0.0)] = _values(self._results(specs, title))
+            finite = {rate: values for rate, values in tried.items() if all(map(math.isfinite, values.values()))}
+            best = max(finite, key=lambda rate: sign * _mean(finite[rate]), default=0.0)
+            further = 2 * best if best == max(tried) else best / 2 if best == min(tried) else 0.0
+            candidates = self._stacked(members, plain, [further]) if further and len(members) > 1 else []
+        return finite.get(best, {})
 
     def _better_alone(self, plain: Plain) -> list[str]:
         searches = [e for e in self._own_entries("tuning") if e["fraction"] == 1.0 and e["score"] is not None]
@@ -736,8 +738,10 @@ class Study:
         better = [name for name, score in scores.items() if sign * (score - plain.score) > 0]
         return [name for name in better if TEACHER not in member_of(self.task, name)[1].values()]
 
-    def _stacked(self, members: Sequence[_Candidate], plain: Plain) -> list[_Candidate]:
-        """Return the stack of tuned methods, once for each learning rate that was tuned for a member.
+    def _stacked(
+        self, members: Sequence[_Candidate], plain: Plain, rates: Sequence[float] | None = None
+    ) -> list[_Candidate]:
+        """Return the stack of tuned methods, once for each learning rate; None: for those that were tuned for a member.
 
         Rates belong to an optimizer: those of members that were tuned with another one are left out.
         """
@@ -746,8 +750,9 @@ class Study:
         names = [member.name for member in members]
         variant = self._variant_of(names, plain)
         base = plain if variant == plain.variant else self._tuned_variant(variant, 1.0)
-        rates = {m.settings["lr"] for m in members if m.variant == variant and "lr" in m.settings}
-        points = [{"lr": rate} for rate in sorted(rates)] or [{}]
+        if rates is None:
+            rates = sorted({m.settings["lr"] for m in members if m.variant == variant and "lr" in m.settings})
+        points = [{"lr": rate} for rate in rates] or [{}]
         return [self._candidate("+".join(names), variant, base, point, "") for point in points]
 
     def _leave_one_out(self, chosen: Sequence[str], plain: Plain) -> tuple[dict[str, Any], dict[str, Any]]:
