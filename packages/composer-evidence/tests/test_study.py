@@ -355,7 +355,8 @@ def test_a_stack_is_tried_beyond_the_learning_rates_of_its_members(
 ) -> None:
     study, _ = measured
     members = study._candidates(["Muon", "EMA"], study.plain())[0]
-    pair = [replace(each, settings={**each.settings, "lr": rate}) for each, rate in zip(members, (0.02, 0.01), strict=True)]
+    rates = {"Muon": 0.02, "EMA": 0.01}
+    pair = [replace(each, settings={**each.settings, "lr": rates[each.name]}) for each in members]
 
     def results(specs: Any, title: str) -> dict[int, float]:
         tried.append(specs[0].settings["lr"])
