@@ -718,7 +718,7 @@ class Study:
         title, sign = f"select a stack: {'+'.join(member.name for member in members)}", 1 if self._higher else -1
         tried: dict[float, dict[int, float]] = {}
         candidates = self._stacked(members, plain)
-        while candidates:
+        while True:
             for candidate in candidates:
                 seeds = _seeds(_STACK, self.plan.num_stack_seeds)
                 specs = [self._spec_of("validation", candidate, steps, seed) for seed in seeds]
@@ -726,8 +726,9 @@ class Study:
             finite = {rate: values for rate, values in tried.items() if all(map(math.isfinite, values.values()))}
             best = max(finite, key=lambda rate: sign * _mean(finite[rate]), default=0.0)
             further = 2 * best if best == max(tried) else best / 2 if best == min(tried) else 0.0
-            candidates = self._stacked(members, plain, [further]) if further and len(members) > 1 else []
-        return finite.get(best, {})
+            if not further or len(members) == 1:
+                return finite.get(best, {})
+            candidates = self._stacked(members, plain, [further])
 
     def _better_alone(self, plain: Plain) -> list[str]:
         searches = [e for e in self._own_entries("tuning") if e["fraction"] == 1.0 and e["score"] is not None]

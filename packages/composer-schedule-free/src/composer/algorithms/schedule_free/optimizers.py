@@ -6,7 +6,6 @@ Symbols: y are the weights at which gradients are computed, z those of the base 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any, ClassVar
 
 import schedulefree
@@ -210,7 +209,7 @@ class _AroundSteps(torch.optim.Optimizer):
 
     # It has no other methods, since they could replace some of the optimizer.
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         if not all(group["train_mode"] for group in self.param_groups):
             raise RuntimeError("`step` must be called in train mode. Call `train()` of the optimizer first.")
         loss = None
@@ -285,10 +284,14 @@ def _share_of_step(group: dict[str, Any]) -> float:
     return weight / group["weight_sum"] if group["weight_sum"] else 0.0
 
 
-@cache
+_AROUND: dict[type, type] = {}
+
+
 def _class_around(base: type) -> type:
-    names = {name: getattr(base, name) for name in ("__doc__", "__module__", "__qualname__")}
-    return type(base.__name__, (ExactModes, _AroundSteps, base), names)  # checkpoints have that name
+    if base not in _AROUND:
+        names = {name: getattr(base, name) for name in ("__doc__", "__module__", "__qualname__")}
+        _AROUND[base] = type(base.__name__, (ExactModes, _AroundSteps, base), names)  # checkpoints have that name
+    return _AROUND[base]
 
 
 def weight_of_x(group: dict[str, Any]) -> float:
