@@ -225,7 +225,7 @@ def test_the_page_of_methods_has_a_row_for_each() -> None:
     answer = next(line for line in text.splitlines() if line.startswith("| Text |"))
     gains, nothing, unknown = answer.split(" | ")[1:]
     assert "[Muon](packages/composer-muon/README.md) (shakespeare)" in gains
-    assert "[EMA]" in nothing
+    assert "[SAM]" in nothing
     assert "[SequencePacking]" in unknown
 
 

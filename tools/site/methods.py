@@ -27,13 +27,13 @@ A method that paid in its paper need not pay on your data. Look here, or [at the
 candidates; then measure them on your task, against plain training that is tuned as well:
 [composer-evidence](packages/composer-evidence/README.md) does that, and [a tutorial](tutorials/which_methods.md) shows
 how. The engine [refuses what must not be combined](pairs.md).
-The tasks are small, and **their figures are being measured again**, see [below](#what-was-measured).
+The tasks are small, and **the figures of images are being measured again**, see [below](#what-was-measured).
 """
 _MEASURED = """## What was measured
 
-**The figures are being measured again**: plain training can be tuned further than the search did, step times were taken
-beside other programs, and intervals at equal time are too narrow. [What is wrong with
-them](packages/composer-evidence/README.md#what-the-ledger-says), in detail.
+**The figures of images are being measured again**: plain training can be tuned further than the search did, step times were
+taken beside other programs, and intervals at equal time are too narrow. [What is wrong with
+them](packages/composer-evidence/README.md#what-the-ledger-says), in detail. Those of text have been measured again.
 
 Every effect is the difference to the strongest plain training that a search found. Methods without an effect and losses
 are part of the table.
