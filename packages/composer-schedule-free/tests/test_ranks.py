@@ -41,7 +41,10 @@ def shard(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         group["params"] = [after[parameter] for parameter in group["params"]]
 
 
-def train(kind: str) -> dict[str, Any]:
+OPTIMIZERS: dict[str, Any] = {"AdamW": torch.optim.AdamW, "RMSprop": torch.optim.RMSprop}
+
+
+def train(kind: str, optimizer_name: str) -> dict[str, Any]:
     """Wrap the model after INIT, as a Trainer does; return weights after batches and in evaluations."""
     rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else None
     loader = batches_of(rank) if rank is not None else [*zip(*map(batches_of, (0, 1)), strict=True)]
@@ -54,7 +57,7 @@ def train(kind: str) -> dict[str, Any]:
         model=model,
         max_duration=f"{BATCHES}ba",
         run_name="run",
-        optimizers=torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1),
+        optimizers=OPTIMIZERS[optimizer_name](model.parameters(), lr=0.01, weight_decay=0.1),
         algorithms=ScheduleFree(warmup="2ba"),
     )
     state.set_dataloader(loader, "train")
@@ -89,8 +92,8 @@ def train(kind: str) -> dict[str, Any]:
     return found
 
 
-def check(ranks: list[dict[str, Any]]) -> None:
-    expected = train("one")
+def check(ranks: list[dict[str, Any]], optimizer_name: str) -> None:
+    expected = train("one", optimizer_name)
     for found in ranks:
         for key in ("trained", "evaluated"):
             deep_compare(expected[key], found[key], atol=1e-13)
@@ -98,14 +101,16 @@ def check(ranks: list[dict[str, Any]]) -> None:
             assert not torch.equal(trained["0.weight"], evaluated["0.weight"])
 
 
-def test_two_ranks_equal_one() -> None:
-    check(run_on_ranks(train, 2, "parallel"))
+@pytest.mark.parametrize("optimizer_name", OPTIMIZERS)
+def test_two_ranks_equal_one(optimizer_name: str) -> None:
+    check(run_on_ranks(train, 2, "parallel", optimizer_name), optimizer_name)
 
 
 # The first versions of `fully_shard` ask the CPU's streams for events, which they did not have.
 @pytest.mark.skipif(not hasattr(torch.cpu.Stream, "record_event"), reason="`fully_shard` of this torch needs a GPU")
-def test_two_ranks_with_a_sharded_model_equal_one() -> None:
-    ranks = run_on_ranks(train, 2, "sharded")
+@pytest.mark.parametrize("optimizer_name", OPTIMIZERS)
+def test_two_ranks_with_a_sharded_model_equal_one(optimizer_name: str) -> None:
+    ranks = run_on_ranks(train, 2, "sharded", optimizer_name)
 
-    check(ranks)
+    check(ranks, optimizer_name)
     assert ranks[0]["modes"] == "DTensor"
