@@ -183,8 +183,10 @@ def ladders(stacks: Sequence[Mapping[str, Any]], plain: Sequence[Mapping[str, An
         target = metric.scale * sum(stack["control_scores"].values()) / len(stack["control_scores"])
         up = metric.higher_is_better
         axes.axhline(target, color=_INK, linewidth=0.8, linestyle=":")
-        text, place = f"after {reached['method']['ratio']:.2f}", (0, 4 if up else -10)
-        axes.annotate(text, (1.5, target), place, textcoords="offset points", ha="right")
+        # Where no curve is: above the line at the right, or below it at the left.
+        text, x, place = f"after {reached['method']['ratio']:.2f}", 0.98 if up else 0.02, (0, 4 if up else -10)
+        by_line, side = axes.get_yaxis_transform(), "right" if up else "left"
+        axes.annotate(text, (x, target), place, xycoords=by_line, textcoords="offset points", ha=side)
         axes.set_title(f"{stack['task']}\n{textwrap.fill(' + '.join(stack['method'].split('+')), 32)}", fontsize=8)
         axes.set(xlabel=f"time / plain's {full} steps", ylabel=_titled(metric))
         axes.legend(frameon=False, loc="lower right" if up else "upper right")
