@@ -31,8 +31,8 @@ The tasks are small, and **the figures of images are being measured again**, see
 """
 _MEASURED = """## What was measured
 
-**The figures of images are being measured again**: plain training can be tuned further than the search did, step times were
-taken beside other programs, and intervals at equal time are too narrow. [What is wrong with
+**The figures of images are being measured again**: plain training can be tuned further than the search did, step times
+were taken beside other programs, and intervals at equal time are too narrow. [What is wrong with
 them](packages/composer-evidence/README.md#what-the-ledger-says), in detail. Those of text have been measured again.
 
 Every effect is the difference to the strongest plain training that a search found. Methods without an effect and losses
