@@ -31,7 +31,6 @@ _WHY_NOT: Mapping[str, str] = {
     "ChunkedCrossEntropy": "it changes memory, not results: see its cost below",
     "Factorize": "the networks of the tasks have no layers that are large enough",
     "FusedLayerNorm": "it changes the time of a step on GPUs, not results, and the ledger is of a CPU",
-    "GyroDropout": "the networks of the tasks have no dropout",
     "LowPrecisionGroupNorm": "it acts in mixed precision on GPUs, and the ledger is of a CPU in fp32",
     "LowPrecisionLayerNorm": "it acts in mixed precision on GPUs, and the ledger is of a CPU in fp32",
     "NoOpModel": "it trains nothing",
@@ -39,7 +38,6 @@ _WHY_NOT: Mapping[str, str] = {
     "RandAugment": "it changes images one by one on the host, and the images of the tasks are batches on the device",
     "ScaleSchedule": "it sets the length of a run, and each length has a tuned plain training in the ledger",
     "SequencePacking": "the text of the tasks is one stream, without documents to pack",
-    "StochasticDepth": "it takes the blocks of ResNet-50, which the networks of the tasks do not have",
 }
 _COLUMNS = ("verdict", "effect at equal steps", "at equal time", "step time", "inference", "memory", "n / of plain")
 

@@ -205,8 +205,8 @@ def take_hidden_matrices(
             group["params"][:] = [p for p in group["params"] if id(p) not in taken]
             group.pop("param_names", None)
             if names:
-                kept = {key: group[key] for key in ("name",) if key in group}  # a `GroupScheduler` asks for it
-                result.append((names, {"lr": group["lr"] if lr is None else lr, "weight_decay": decay, **kept}))
+                named = {"name": group["name"]} if "name" in group else {}  # `GroupScheduler` looks for it
+                result.append((names, {"lr": group["lr"] if lr is None else lr, "weight_decay": decay, **named}))
     return result
 
 

@@ -65,10 +65,10 @@ class ScheduleFree(Algorithm):
 
     At INIT each AdamW, Adam and SGD of the run is replaced by its schedule-free counterpart, with the same parameter
     groups, learning rates and weight decays, and the steps of any other optimizer, such as that of `Muon`, move z; see
-    `build_schedule_free`. An optimizer of `schedulefree` is kept. Then
-    the average x is in the model during evaluations and predictions, when a checkpoint is saved, and after `fit`; the
-    training weights y return before training continues, bit for bit. So the run can end at any time, and every
-    checkpoint holds the weights to use. Resuming from it is exact.
+    `build_schedule_free`. An optimizer of `schedulefree` is kept. Then the average x is in the model during evaluations
+    and predictions, when a checkpoint is saved, and after `fit`; the training weights y return before training
+    continues, bit for bit. So the run can end at any time, and every checkpoint holds the weights to use. Resuming from
+    it is exact.
 
     The statistics of batch norm layers belong to y, so they are measured again for x, with `recalibration_batches`
     training batches, once for each x that is swapped in.
@@ -108,7 +108,7 @@ class ScheduleFree(Algorithm):
         ValueError: An argument is out of range. At INIT: an optimizer cannot be replaced, or settings are given for
             optimizers that are schedule-free already. At AFTER_LOAD or FIT_START: a scheduler lowers the learning
             rate. At FIT_START: there are batch norm layers, but the training data cannot be iterated beside training.
-        TypeError: An argument has another type; at INIT, an optimizer needs a closure.
+        TypeError: An argument has another type; at INIT, an optimizer needs a closure, or has modes of its own.
 
     Warns:
         NotIntendedUseWarning: The learning rate has fallen, or the run ends before the warmup.
