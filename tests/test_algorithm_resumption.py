@@ -402,11 +402,9 @@ def test_what_the_model_needs_is_applied_though_it_is_not_listed(tmp_path: Path)
     assert_same(*ends, "files")
 
 
-def test_what_should_have_come_before_a_listed_one_is_applied_before_it(tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match="^Automatically adding required_on_load algorithm `BlurPool"):
-        ends = go_on(["BlurPool", "EMA"], ["EMA"], tmp_path)
-
-    assert_same(*ends, "files")
+def test_what_should_have_come_before_a_listed_one_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"`BlurPool` .* must act before `EMA`.*`algorithms=\[BlurPool\("):
+        go_on(["BlurPool", "EMA"], ["EMA"], tmp_path)
 
 
 def test_what_is_left_out_on_purpose_is_missed_by_the_model(tmp_path: Path) -> None:
