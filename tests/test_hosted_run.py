@@ -220,7 +220,7 @@ def test_two_batches_per_step_equal_microbatches(label: str) -> None:
 
 
 def test_batches_that_change_are_not_accumulated() -> None:
-    with pytest.raises(ConflictError, match=r"`BatchSizeWarmup` changes the batch size.*accumulate=1"):
+    with pytest.raises(ConflictError, match=r"`BatchSizeWarmup` changes batch size.*accumulate=1"):
         hosted(["BatchSizeWarmup"], accumulate=2)
 
 

@@ -566,9 +566,7 @@ class OfTheData(Algorithm):
 def test_what_lightning_cannot_do_is_refused_when_constructed() -> None:
     with pytest.raises(ConflictError, match=r"`MixUp` acts at BEFORE_LOSS.*return `self\.composer\.loss\(batch\)`"):
         ComposeCallback(MixUp())
-    with pytest.raises(
-        ConflictError, match=r"`Replacing` replaces the optimizer.*Create that optimizer in `configure_opt"
-    ):
+    with pytest.raises(ConflictError, match=r"`Replacing` replaces optimizer.*Create that optimizer in `configure_opt"):
         ComposeCallback(Replacing())
     with pytest.raises(ConflictError, match=r"`OfTheData` changes the transforms.*Add the transform to the dataset"):
         ComposeCallback(OfTheData())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import gc
 import logging
 import subprocess
@@ -606,44 +605,5 @@ def test_two_attributes_interpolate_loss_are_warned_of(recorder: Recorder) -> No
     algorithms = [Named("a", recorder), Named("b", recorder)]
     for algorithm in algorithms:
         algorithm.interpolate_loss = True  # type: ignore[attr-defined]
-    with pytest.warns(NotIntendedUseWarning, match=r"which also interpolates the loss"):
+    with pytest.warns(NotIntendedUseWarning, match=r"which also interpolates loss"):
         Engine(make_state(algorithms=algorithms))
-
-
-class Counting(Algorithm):
-    """Has a state, or none."""
-
-    events = frozenset({Event.BATCH_END})
-
-    def __init__(self, has_state: bool) -> None:
-        self.has_state = has_state
-
-    def apply(self, event: Event, state: State, logger: Logger) -> None: ...
-
-    def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | ({"count": 1} if self.has_state else {})
-
-
-@pytest.mark.parametrize("event", [Event.FIT_START, Event.EVAL_STANDALONE_START])
-def test_an_algorithm_with_a_state_belongs_to_the_run_that_was_created_last(event: Event) -> None:
-    algorithm = Counting(has_state=True)
-    first, second = (Engine(make_state(algorithms=[algorithm])) for _ in range(2))
-    first.run_event(Event.INIT)
-    first.run_event(event)
-    second.run_event(Event.INIT)
-
-    with pytest.raises(ValueError, match=r"uses the same `Counting` object, .* `algorithms=\[Counting\(\.\.\.\)\]`"):
-        first.run_event(event)
-    second.run_event(event)
-
-
-@pytest.mark.parametrize("share", [lambda algorithm: algorithm, copy.deepcopy])
-def test_algorithms_without_a_state_and_copies_may_be_in_several_runs(share: Any) -> None:
-    algorithm = Counting(has_state=share is copy.deepcopy)
-    first = Engine(make_state(algorithms=[algorithm]))
-    first.run_event(Event.INIT)
-    second = Engine(make_state(algorithms=[share(algorithm)]))
-    second.run_event(Event.INIT)
-
-    first.run_event(Event.FIT_START)
-    second.run_event(Event.FIT_START)

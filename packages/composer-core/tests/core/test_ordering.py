@@ -188,7 +188,7 @@ def test_the_plan_names_the_declaration_that_orders_two_algorithms() -> None:
         state = State(model=torch.nn.Linear(1, 1), max_duration="1ep", dataloader=[0], algorithms=made)
         return [(row.name, row.reason) for row in Engine(state).explain().at(at)]
 
-    listed, why = ((Mixer, MIXER), (Pruner, PRUNER)), "Mixer transforms the batch, which Pruner precedes"
+    listed, why = ((Mixer, MIXER), (Pruner, PRUNER)), "Mixer transforms batch, which Pruner precedes"
     undone = "also acted at the first event of the pair: reverse of the order there"
     declared = [("Pruner", f"before Mixer: {why}"), ("Mixer", f"after Pruner: {why}")]
 
@@ -291,7 +291,7 @@ def test_excluded_pairs_are_refused_when_the_engine_gets_them() -> None:
     pruning = Second("b", (Event.INIT,), Placement(provides={PRUNES_BATCH}))
 
     with pytest.raises(
-        ConflictError, match=r"`First` cannot be used together with `Second`, which prunes the batch.*Remove"
+        ConflictError, match=r"`First` cannot be used together with `Second`, which prunes batch.*Remove"
     ):
         run([refusing, pruning], Event.INIT)
     assert issubclass(ConflictError, ValueError)

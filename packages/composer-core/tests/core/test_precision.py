@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 
-from composer.core import precision as precision_module
-from composer.core.precision import Precision, _cpu_autocasts_to, get_precision_context, validate_precision
+from composer.core.precision import Precision, get_precision_context, validate_precision
 from composer.devices import DeviceCPU
 
 CPU_DTYPES = {"fp32": torch.float32, "amp_bf16": torch.bfloat16, "amp_fp16": torch.float16}
@@ -21,17 +19,9 @@ def linear_dtype(device_type: str = "cpu") -> torch.dtype:
     return torch.nn.functional.linear(weight, weight).dtype
 
 
-@pytest.fixture
-def no_cpu_fp16(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(precision_module, "_cpu_autocasts_to", lambda dtype: dtype is torch.bfloat16)
-
-
 class TestCPU:
     @pytest.mark.parametrize("name", CPU_DTYPES)
     def test_products_have_the_dtype_of_the_precision(self, name: str) -> None:
-        if not _cpu_autocasts_to(torch.float16) and name == "amp_fp16":
-            pytest.skip("this build of torch has no fp16 autocast on the CPU")
-
         with get_precision_context(name, device_type="cpu"):
             actual = linear_dtype()
 
@@ -71,37 +61,15 @@ class TestCPU:
         with pytest.raises(ValueError, match="must be one of 'fp32', 'amp_fp16', 'amp_bf16', 'amp_fp8', got 'fp64'"):
             get_precision_context("fp64")
 
-    @pytest.mark.usefixtures("no_cpu_fp16")
-    def test_fp16_is_refused_where_torch_can_not_compute_in_it(self) -> None:
-        with pytest.raises(ValueError, match="'amp_fp16', which is not supported for CPU training"):
-            get_precision_context("amp_fp16", device_type="cpu")
-
-    def test_a_dtype_that_autocast_does_not_support_is_detected(self) -> None:
-        assert not _cpu_autocasts_to(torch.float64)
-        assert _cpu_autocasts_to(torch.bfloat16)
-
-    def test_missing_kernels_are_detected(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def no_kernel(*args: Any) -> None:
-            raise RuntimeError("\"slow_conv2d_cpu\" not implemented for 'Half'")
-
-        monkeypatch.setattr(torch.nn.functional, "conv2d", no_kernel)
-
-        assert not _cpu_autocasts_to.__wrapped__(torch.float16)
-
 
 class TestValidatePrecision:
-    @pytest.mark.parametrize("precision", [Precision.FP32, Precision.AMP_BF16])
-    def test_the_cpu_takes_fp32_and_bf16(self, precision: Precision) -> None:
+    @pytest.mark.parametrize("precision", [Precision.FP32, Precision.AMP_FP16, Precision.AMP_BF16])
+    def test_the_cpu_takes_what_torch_does(self, precision: Precision) -> None:
         validate_precision(precision, DeviceCPU())
 
     def test_the_cpu_does_not_take_fp8(self) -> None:
         with pytest.raises(ValueError, match=r"'amp_fp8', which is not supported for CPU training\."):
             validate_precision(Precision.AMP_FP8, DeviceCPU())
-
-    @pytest.mark.usefixtures("no_cpu_fp16")
-    def test_the_cpu_takes_fp16_only_if_torch_does(self) -> None:
-        with pytest.raises(ValueError, match="not supported for CPU training"):
-            validate_precision(Precision.AMP_FP16, DeviceCPU())
 
     @pytest.mark.parametrize("precision", Precision)
     def test_other_devices_take_everything(self, precision: Precision) -> None:

@@ -304,12 +304,6 @@ def test_names_of_precisions_of_other_trainers(given: Any, precision: str) -> No
     assert Precision(given).value == precision
 
 
-@pytest.mark.parametrize("given", ["bf16-true", "64", torch.float64])
-def test_a_dtype_of_weights_is_no_precision(given: Any) -> None:
-    with pytest.raises(ValueError, match=r"That is a dtype of weights\. Convert the model"):
-        Precision(given)
-
-
 @pytest.mark.parametrize("given", ["auto", None, torch.device("cpu"), "cpu:0", "CPU"])
 def test_names_of_devices_of_other_trainers(given: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

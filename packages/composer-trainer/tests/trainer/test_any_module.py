@@ -293,7 +293,7 @@ def test_arguments_of_other_trainers_are_answered(argument: str, instead: str) -
 
 def test_the_names_of_other_trainers() -> None:
     deep_compare(weights(trained(precision="bf16-mixed")), weights(trained(precision="amp_bf16")))
-    with pytest.raises(ValueError, match=r"got 'bf16-true'.* That is a dtype of weights\. Convert the model"):
+    with pytest.raises(ValueError, match=r"`precision` must be one of 'fp32', .* got 'bf16-true'"):
         trained(precision="bf16-true")
 
 

@@ -234,14 +234,6 @@ def test_an_object_is_given_once(make_trainer: MakeTrainer) -> None:
         ({"schedulers": {}}, r"`schedulers` must be a scheduler"),
         ({"schedulers": print}, "must return a factor of the learning rate, .* got None"),
         ({"save_folder": ""}, "`save_folder` must not be empty"),
-        (
-            {"save_interval": lambda state: True},
-            "`save_interval` must be a time .* function of the state and the event",
-        ),
-        (
-            {"eval_interval": lambda state: True},
-            "`eval_interval` must be a time .* function of the state and the event",
-        ),
         ({"train_dataloader": (torch.zeros(4, 1), torch.zeros(4).long())}, "a tuple of 2 tensors of 4 samples"),
         ({"train_dataloader": [torch.zeros(4, 1), torch.zeros(4).long()]}, "a list of 2 tensors of 4 samples"),
         ({"train_dataloader": [5, 6]}, "got a list with 5"),

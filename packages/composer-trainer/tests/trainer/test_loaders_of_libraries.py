@@ -10,14 +10,18 @@ from typing import Any
 import pytest
 import torch
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, default_convert
+from torch.utils.data import DataLoader
 
 from composer import Trainer
 
 ROWS = 20
 NO_DATASETS = "needs datasets, of Hugging Face, whose pyarrow needs NumPy 2"
 # WebDataset leaves its files open.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning",
+    "ignore::ResourceWarning",
+    "ignore:.*without a length:UserWarning",
+)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -92,58 +96,15 @@ def test_the_usual_pipelines_of_webdataset_train_alike(name: str, make: Callable
     torch.testing.assert_close(weights, expected, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize(
-    ("load", "message"),
-    [
-        (lambda make: make(), r"a WebDataset whose first item is a sample: the files of one key, '0-0'. .*batched"),
-        (lambda make: make().decode(), r"a WebDataset whose first item is a sample: the files of one key"),
-        (lambda make: make().to_tuple("x.pth", "y.cls"), "whose first item is a sample: a file and its target"),
-        (pairs, r"a WebDataset whose first item is a sample: inputs of shape \(4,\) and one target. End .*batched"),
-        (lambda make: DataLoader(pairs(make), batch_size=None), r"a DataLoader whose first item is a sample.*batched"),
-        (lambda make: web_loader(pairs(make), batch_size=None), r"a WebLoader whose first item is a sample.*batched"),
-        (lambda make: DataLoader(pairs(make).batched(8)), r"the DataLoader makes batches of 1 of its.*batch_size=None"),
-        (lambda make: DataLoader(pairs(make).batched(8), batch_size=4), r"makes batches of 4 of its batches"),
-        (lambda make: web_loader(pairs(make).batched(8)), r"the WebLoader makes batches of 1 of its batches"),
-        (
-            lambda make: DataLoader(make().to_tuple("x.pth", "y.cls"), batch_size=8),
-            r"a DataLoader whose first batch has the contents of files, not tensors.*`\.decode\(\)`",
-        ),
-        (lambda make: make().to_tuple("x.pth", "y.cls").batched(8), r"whose first batch has the contents of files"),
-    ],
-)
-def test_mistakes_in_a_pipeline_are_told_with_the_way_out(
-    load: Callable[[Any], Any], message: str, make: Callable[..., Any]
-) -> None:
-    with pytest.raises(TypeError, match=message):
-        fit(load(make), input_key=0, target_key=1)
+def test_items_that_are_samples_are_told(make: Callable[..., Any]) -> None:
+    with pytest.raises(TypeError, match=r"whose first item is a sample: inputs of shape \(4,\) and one target"):
+        fit(DataLoader(pairs(make), batch_size=None), input_key=0, target_key=1)
 
 
-def test_parts_that_are_not_decoded_are_told(make: Callable[..., Any]) -> None:
-    class Decodes(torch.nn.Linear):
-        def forward(self, files: Any) -> torch.Tensor:
-            return super().forward(torch.tensor([[float(len(file))] * 4 for file in files]))
-
-    files = make().decode(only=["y.cls"]).to_tuple("x.pth", "y.cls")
-    with pytest.warns(UserWarning, match=r"The parts 0 of the first batch of a WebDataset are the contents of files"):
-        fit(files.batched(8), model=Decodes(4, 3))
-
-
-def test_batches_of_batches_are_possible_with_an_own_function(make: Callable[..., Any]) -> None:
-    loader = DataLoader(pairs(make).batched(8), collate_fn=lambda batches: default_convert(batches[0]))
-    trainer, _ = fit(loader, "1ep")
-
-    assert 3 == trainer.state.timestamp.batch.value
-
-
-def test_an_endless_pipeline_is_refused_for_epochs(make: Callable[..., Any]) -> None:
+def test_an_endless_pipeline_trains_for_a_number_of_batches(make: Callable[..., Any]) -> None:
     def endless() -> Any:
         return pairs(make, resampled=True).batched(8)
 
-    for loader in (endless(), DataLoader(endless(), batch_size=None), web_loader(endless(), batch_size=None)):
-        with pytest.raises(ValueError, match=r"must have an end, got a .* that yields batches forever.*'2ep'"):
-            fit(loader)
-
-    assert 4 == fit(DataLoader(endless().with_epoch(2), batch_size=None))[0].state.timestamp.batch
     assert 4 == fit(web_loader(endless(), batch_size=None).with_epoch(2))[0].state.timestamp.batch
     assert 4 == fit(endless(), train_subset_num_batches=2)[0].state.timestamp.batch
     assert 3 == fit(endless(), "3ba")[0].state.timestamp.batch

@@ -57,7 +57,6 @@ from composer.utils import (
 )
 from composer.utils.delivery import call_in_time
 from composer.utils.import_helpers import import_from_distribution
-from composer.utils.interval_scheduler import check_interval_function
 
 log = logging.getLogger(__name__)
 
@@ -162,9 +161,10 @@ class CheckpointSaver(Callback):
         given = {"folder": folder, "filename": filename, "latest_filename": latest_filename}
         given |= {"remote_file_name": remote_file_name, "latest_remote_file_name": latest_remote_file_name}
         _check_names({argument: os.fspath(name) for argument, name in given.items() if name is not None})
-        if callable(save_interval):
-            check_interval_function("save_interval", save_interval)
-        elif ensure_time(save_interval, TimeUnit.EPOCH, argument="save_interval").value <= 0:
+        if (
+            not callable(save_interval)
+            and ensure_time(save_interval, TimeUnit.EPOCH, argument="save_interval").value <= 0
+        ):
             raise ValueError(
                 f"`save_interval` must be positive, got {save_interval!r}. Use for example '1ep' or '100ba'."
             )

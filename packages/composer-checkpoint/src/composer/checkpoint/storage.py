@@ -22,7 +22,6 @@ from composer.checkpoint.durable import NO_SPACE, replacing, sync_file
 from composer.core import ComposerError
 from composer.utils import check_finite, is_uri, parse_uri
 from composer.utils.file_helpers import without_password as without_password
-from composer.utils.terminal import bar_file, open_stream
 
 T = TypeVar("T")
 
@@ -686,13 +685,13 @@ def showing_progress(progress: Progress, name: str) -> Iterator[Any]:
         name: The name of the file.
     """
     from fsspec.callbacks import Callback, TqdmCallback
+    from tqdm.auto import tqdm
 
     if progress is False:
         yield Callback()
     elif progress is True:
-        file = bar_file(open_stream("stderr"))
-        options = {"desc": PurePosixPath(name).name, "unit": "B", "unit_scale": True, "file": file}
-        with TqdmCallback(tqdm_kwargs=options) as bar:
+        options = {"desc": PurePosixPath(name).name, "unit": "B", "unit_scale": True}
+        with TqdmCallback(tqdm_kwargs=options, tqdm_cls=tqdm) as bar:
             yield bar
     else:
         report, last = progress, (-1, -1)

@@ -99,57 +99,10 @@ AVERAGES_WEIGHTS = "averages_weights"
 SWAPS_WEIGHTS = "swaps_weights"
 """Effect: temporarily swaps in other weights, to evaluate or save them, while its attribute `swapped` is True."""
 
-# What each effect does, as in messages: "..., which <phrase>".
-PHRASES = {
-    PRUNES_BATCH: "prunes the batch",
-    CHANGES_BATCH_SIZE: "changes the batch size",
-    TRANSFORMS_BATCH: "transforms the batch",
-    AUGMENTS_IMAGES: "augments images",
-    MIXES_AUGMENTATIONS: "mixes augmentations of an image",
-    DROPS_PIXELS: "drops rows and columns of images",
-    CHANGES_RESOLUTION: "changes the resolution",
-    ERASES_PIXELS: "erases regions of images",
-    MIXES_INPUTS: "mixes inputs",
-    PASTES_REGIONS: "pastes regions of images",
-    PACKS_SEQUENCES: "packs several documents into a row",
-    RESHAPES_SEQUENCES: "reshapes sequences",
-    CHANGES_LENGTH: "changes the length of sequences",
-    MIXES_TARGETS: "mixes targets",
-    SMOOTHS_TARGETS: "smooths targets",
-    INTERPOLATES_LOSS: "interpolates the loss",
-    REPLACES_LOSS: "replaces the loss",
-    WEIGHS_LOSS: "weighs the loss against another",
-    ADDS_LOSS: "adds a term to the loss",
-    SCALES_SCHEDULE: "scales the schedule",
-    REPLACES_MODEL: "replaces the model",
-    CHANGES_LAYERS: "changes layers of the model",
-    REPLACES_BLOCKS: "replaces blocks of layers",
-    REPLACES_ATTENTION: "replaces attention layers",
-    REPLACES_FEEDFORWARD: "replaces feed-forward layers",
-    REPLACES_DROPOUT: "replaces dropout layers",
-    WRAPS_CONVS: "wraps convolution layers",
-    REPLACES_CONVS: "replaces convolution or pooling layers",
-    FACTORIZES_WEIGHTS: "factorizes weights",
-    STANDARDIZES_WEIGHTS: "standardizes weights",
-    ADDS_NORMS: "adds normalization layers",
-    REPLACES_NORMS: "replaces normalization layers",
-    REPLACES_LAYERNORMS: "replaces layer normalizations",
-    CHANGES_MEMORY_FORMAT: "changes the memory format",
-    FREEZES_WEIGHTS: "freezes weights",
-    REPLACES_OPTIMIZER: "replaces the optimizer",
-    STEPS_MATRICES: "has an optimizer of its own for hidden matrices",
-    CLIPS_GRADIENTS: "clips gradients",
-    WRAPS_OPTIMIZER: "wraps the optimizer",
-    DISPLACES_WEIGHTS: "moves the weights for the passes of a step",
-    PINS_NORMS: "restores the norms of weights",
-    DECAYS_WEIGHTS: "decays weights after a step",
-    AVERAGES_WEIGHTS: "averages weights",
-    SWAPS_WEIGHTS: "swaps weights for a while",
-}
-EFFECTS = frozenset(PHRASES)
+EFFECTS = frozenset(value for name, value in vars().items() if name.isupper() and value == name.lower())
 """The effects of `composer.core`; custom ones have names of the form `"vendor:effect"`."""
 if not TYPE_CHECKING:  # type checkers see the constants; they cannot follow a list that is put together
-    __all__ = ["EFFECTS", "Placement", *(effect.upper() for effect in PHRASES)]  # noqa: PLE0604 - these are strings
+    __all__ = ["EFFECTS", "Placement", *(effect.upper() for effect in sorted(EFFECTS))]  # noqa: PLE0604 - these are strings
 
 # Effects on one kind of layer, which imply CHANGES_LAYERS.
 _ON_LAYERS = frozenset(

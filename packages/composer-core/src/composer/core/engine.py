@@ -360,8 +360,6 @@ class Engine:
             hooks.insert(0, lambda state, logger: log.debug("%s: Running event", _prefix(event, state)))
         if event is Event.INIT:
             return lambda: _run_init(algorithms, hooks, state, logger)
-        if event in (Event.FIT_START, Event.EVAL_STANDALONE_START) and state.algorithms:
-            hooks.insert(0, _check_owned)
         run = None if algorithms is None else algorithms.compile()
         if hooks:
             run = _then(hooks, run, state, logger)
@@ -619,27 +617,9 @@ def _run_init(
             )
     for callback in state.callbacks:
         callback._opened_as = id(callback)
-    for algorithm in state.algorithms:
-        algorithm._initialized_in = id(algorithm), id(state)
     for hook in hooks:
         hook(state, logger)
     return {} if algorithms is None else algorithms.compile()()
-
-
-def _check_owned(state: State, logger: Logger) -> None:
-    """Raise ValueError if an algorithm with a state of its own is used by a run that was created later."""
-    for algorithm in state.algorithms:
-        owner = getattr(algorithm, "_initialized_in", None)
-        # A copy has another id: it belongs to no run.
-        if owner is None or owner[0] != id(algorithm) or owner[1] == id(state):
-            continue
-        if algorithm.state_dict().keys() - {"repr"}:
-            name = type(algorithm).__name__
-            raise ValueError(
-                f"`algorithms` must not be shared between runs, but a run that was created later uses the same "
-                f"`{name}` object, and both would change its state. Create one object per run: "
-                f"`algorithms=[{name}(...)]`."
-            )
 
 
 def _prefix(event: Event, state: State) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from composer.algorithms.warnings import NotIntendedUseWarning
 from composer.core.algorithm import declared_placement
-from composer.core.effects import PHRASES
+from composer.core.effects import EFFECTS
 
 if TYPE_CHECKING:
     from composer.core.algorithm import Algorithm
@@ -176,4 +176,5 @@ class Ordering:
 
 
 def _words(effects: frozenset[str]) -> str:
-    return " and ".join(PHRASES.get(effect, f"provides '{effect}'") for effect in sorted(effects))
+    words = (effect.replace("_", " ") if effect in EFFECTS else f"provides '{effect}'" for effect in sorted(effects))
+    return " and ".join(words)

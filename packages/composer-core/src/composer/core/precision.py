@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Callable
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -39,15 +37,7 @@ class Precision(StringEnum):
         name = str(value).lower().removeprefix("torch.")
         if is_name and name in _ALIASES:
             return cls.__members__[_ALIASES[name]]
-        try:
-            return super()._missing_(name if is_name else value)
-        except ValueError as error:
-            if name not in _TRUE:
-                raise
-            raise ValueError(
-                f"{error} That is a dtype of weights. Convert the model, as by `model.to(torch.bfloat16)`, and use "
-                f"'fp32', which computes in the dtype of the parameters."
-            ) from None
+        return super()._missing_(name if is_name else value)
 
 
 # The names in PyTorch, Lightning, Accelerate and transformers.
@@ -57,8 +47,6 @@ _ALIASES = {
     **dict.fromkeys(("bf16", "bf16-mixed", "bfloat16"), "AMP_BF16"),
     "fp8": "AMP_FP8",
 }
-_TRUE = ("16-true", "bf16-true", "64", "64-true", "fp64", "float64", "double")
-
 
 _AMP_DTYPES = {Precision.AMP_FP16: torch.float16, Precision.AMP_BF16: torch.bfloat16}
 _UNCHANGED = contextlib.nullcontext()  # stateless, so that one object serves every step
@@ -88,7 +76,7 @@ def get_precision_context(
         A context manager to enter once.
 
     Raises:
-        ValueError: `precision` is unknown, or AMP_FP16 on the CPU is not supported by this build of torch.
+        ValueError: `precision` is unknown.
         ImportError: AMP_FP8 without TransformerEngine, or without composer-trainer.
         RuntimeError: AMP_FP8 on a device of compute capability below 8.9.
 
@@ -106,8 +94,6 @@ def get_precision_context(
         device_type = "cuda" if torch.cuda.is_available() else "cpu"
     if precision is Precision.FP32:
         return torch.autocast(device_type, enabled=False) if torch.is_autocast_enabled(device_type) else _UNCHANGED
-    if device_type == "cpu":
-        _check_cpu(precision)
     return torch.autocast(device_type, dtype=_AMP_DTYPES[precision])
 
 
@@ -125,32 +111,10 @@ def validate_precision(precision: Precision, device: Device) -> None:
         device: The device of the run.
 
     Raises:
-        ValueError: `device` is the CPU, and `precision` is AMP_FP8, or AMP_FP16 without support in this build of torch.
+        ValueError: `device` is the CPU, and `precision` is AMP_FP8.
     """
-    if device.name == "cpu":
-        _check_cpu(precision)
-
-
-def _check_cpu(precision: Precision) -> None:
-    if precision is Precision.FP32:
-        return
-    dtype = _AMP_DTYPES.get(precision)
-    if dtype is None or not _cpu_autocasts_to(dtype):
+    if device.name == "cpu" and precision is Precision.AMP_FP8:
         raise ValueError(
             f"`precision` must be supported by the device, got {precision.value!r}, which is "
             f"not supported for CPU training. Use 'amp_bf16' or 'fp32'."
         )
-
-
-@cache
-def _cpu_autocasts_to(dtype: torch.dtype) -> bool:
-    """Return True if this build of torch computes matrix products and convolutions in `dtype` under CPU autocast."""
-    image, filters = torch.ones(1, 1, 2, 2), torch.ones(1, 1, 2, 2)
-    with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")  # for an unknown dtype autocast warns and disables itself
-        try:
-            with torch.autocast("cpu", dtype=dtype):
-                outputs = torch.nn.functional.conv2d(image, filters), image[0, 0] @ filters[0, 0]
-        except RuntimeError:  # the build has no kernels for it
-            return False
-    return all(output.dtype == dtype for output in outputs)

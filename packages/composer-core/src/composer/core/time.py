@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import math
 import re
+from functools import total_ordering
 from typing import Any, Generic, SupportsIndex, TypeVar, Union, overload
 
 from composer.core.serializable import Serializable
@@ -30,6 +31,7 @@ class TimeUnit(StringEnum):
     SECOND = "sec"
 
 
+@total_ordering
 class Time(Serializable, Generic[TValue]):
     """A length of training time, such as 10 epochs or half of the run. Immutable.
 
@@ -214,18 +216,6 @@ class Time(Serializable, Generic[TValue]):
         value = self._same(other)
         return value if value is NotImplemented else self._value < value
 
-    def __le__(self, other: object) -> bool:
-        value = self._same(other)
-        return value if value is NotImplemented else self._value <= value
-
-    def __gt__(self, other: object) -> bool:
-        value = self._same(other)
-        return value if value is NotImplemented else self._value > value
-
-    def __ge__(self, other: object) -> bool:
-        value = self._same(other)
-        return value if value is NotImplemented else self._value >= value
-
     def __eq__(self, other: object) -> bool:
         value = self._same(other)
         return value if value is NotImplemented else self._value == value
@@ -376,6 +366,7 @@ def _clock(name: str, settable: bool = False) -> Any:
     return property(read, write if settable else None, doc=f"The wall-clock time `{name}`, a `datetime.timedelta`.")
 
 
+@total_ordering
 class Timestamp(Serializable):
     """The progress of a run: counters and wall-clock times. Immutable; the `to_next_*` methods return the next one.
 
@@ -508,18 +499,6 @@ class Timestamp(Serializable):
     def __lt__(self, other: TimeInput) -> bool:
         pair = self._compare(other)
         return NotImplemented if pair is None else pair[0] < pair[1]
-
-    def __le__(self, other: TimeInput) -> bool:
-        pair = self._compare(other)
-        return NotImplemented if pair is None else pair[0] <= pair[1]
-
-    def __gt__(self, other: TimeInput) -> bool:
-        pair = self._compare(other)
-        return NotImplemented if pair is None else pair[0] > pair[1]
-
-    def __ge__(self, other: TimeInput) -> bool:
-        pair = self._compare(other)
-        return NotImplemented if pair is None else pair[0] >= pair[1]
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Timestamp):

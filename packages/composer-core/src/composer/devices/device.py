@@ -86,15 +86,6 @@ class DeviceCPU(PlainDevice):
     def tensor_to_device(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor if tensor.is_cpu else tensor.cpu()
 
-    def batch_to_device(self, batch: Any) -> Any:
-        if type(batch) is tuple:  # a flat tuple of tensors is the usual case, in every step
-            for tensor in batch:
-                if not (isinstance(tensor, torch.Tensor) and tensor.is_cpu):
-                    break
-            else:
-                return batch
-        return super().batch_to_device(batch)
-
 
 class DeviceGPU(PlainDevice):
     """One CUDA (or ROCm) GPU, with NCCL between processes.

@@ -169,24 +169,20 @@ class BatchKeyError(KeyError):
 
 def _missing(batch: Any, key: Any, error: Exception) -> Exception:
     """Return an error for a missing key that lists the existing keys."""
+    kind = type(error)
     if isinstance(batch, Mapping):
-        keys = list(batch) or ["x", "y"]
-        return BatchKeyError(
-            f"The batch is a {type(batch).__name__} with the keys {_listed(batch)}, and has no {key!r}. Pass the "
-            f"keys to use, for example `input_key={keys[0]!r}` and `target_key={keys[-1]!r}`."
-        )
-    if isinstance(batch, (tuple, list)):
-        return type(error)(
-            f"The batch is a {type(batch).__name__} of {len(batch)} parts, and has no {key!r}. Pass the parts "
-            f"to use, for example `input_key=0` and `target_key={max(len(batch) - 1, 0)}`."
-        )
-    if is_batch_dataclass(batch):
-        fields = list(fields_of(batch)) or ["x", "y"]
-        return type(error)(
-            f"The batch is a {type(batch).__name__} with the fields {', '.join(map(repr, fields))}, and has no "
-            f"{key!r}. Pass the fields to use, for example `input_key={fields[0]!r}` and `target_key={fields[-1]!r}`."
-        )
-    return error
+        kind, noun, parts, held = BatchKeyError, "keys", list(batch) or ["x", "y"], f"with the keys {_listed(batch)}"
+    elif isinstance(batch, (tuple, list)):
+        noun, parts, held = "parts", [0, max(len(batch) - 1, 0)], f"of {len(batch)} parts"
+    elif is_batch_dataclass(batch):
+        names = fields_of(batch)
+        noun, parts, held = "fields", list(names) or ["x", "y"], f"with the fields {_listed(names)}"
+    else:
+        return error
+    return kind(
+        f"The batch is a {type(batch).__name__} {held}, and has no {key!r}. Pass the {noun} to use, for example "
+        f"`input_key={parts[0]!r}` and `target_key={parts[-1]!r}`."
+    )
 
 
 def _listed(batch: Mapping[Any, Any]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from fractions import Fraction
 from math import ceil
@@ -32,29 +31,6 @@ def check_has_tokens(state: State, what: str) -> None:
             f"`max_seq_len` of the dataset per sample. Pass the training data as "
             f"`DataSpec(dataloader, get_num_tokens_in_batch=...)`, or use another unit, such as 'ba' or 'sp'."
         )
-
-
-def check_interval_function(argument: str, function: Callable[..., Any]) -> None:
-    """Check that a function can be called with a state and an event.
-
-    Args:
-        argument: The name of the argument, for the message.
-        function: The value of the argument.
-
-    Raises:
-        TypeError: The function does not take two arguments.
-    """
-    try:
-        signature = inspect.signature(function)
-    except ValueError:  # some builtins have none
-        return
-    try:
-        signature.bind(None, None)
-    except TypeError as error:
-        raise TypeError(
-            f"`{argument}` must be a time such as '1ep', or a function of the state and the event, got {function!r} "
-            f"with the arguments {signature}. Write it as `lambda state, event: ...`."
-        ) from error
 
 
 def create_interval_scheduler(

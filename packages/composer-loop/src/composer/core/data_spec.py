@@ -7,7 +7,6 @@ import itertools
 import math
 import operator
 import os
-import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from numbers import Number
@@ -49,8 +48,7 @@ class DataSpec:
 
     Raises:
         TypeError: A function is not callable, `num_samples` or `num_tokens` is not an integer, or `dataloader` does not
-            yield batches: it is a string, a class, a tensor, or a dataset, whose items are samples; or it makes batches
-            of the batches of a WebDataset.
+            yield batches: it is a string, a class, a tensor, or a dataset, whose items are samples.
         ValueError: `dataloader` has an active iterator, or several ranks would read the same samples.
 
     Example:
@@ -83,9 +81,6 @@ class DataSpec:
         for name, function in functions.items():
             if function is not None and not callable(function):
                 raise TypeError(f"`{name}` must be a function, got {function!r}. Leave it out for the default.")
-        may_be_web = "webdataset" in sys.modules
-        if may_be_web:
-            _check_batched_once(dataloader)
         if isinstance(dataloader, DataLoader):
             _check_dataloader(dataloader)
             if num_samples is None and isinstance(dataloader.dataset, Sized):
@@ -100,9 +95,7 @@ class DataSpec:
         self.split_batch = split_batch or default_split_batch
         self._count_samples = get_num_samples_in_batch or count_samples
         if get_num_samples_in_batch is None:
-            is_whole = isinstance(dataloader, DataLoader) and (
-                dataloader.batch_size is None or (may_be_web and bool(_stages_of(dataloader)))
-            )
+            is_whole = isinstance(dataloader, DataLoader) and dataloader.batch_size is None
             # These yield the items of a dataset, which may be samples instead of batches.
             if is_whole or isinstance(dataloader, IterableDataset):
                 self._count_samples = self._count_first
@@ -176,7 +169,7 @@ class DataSpec:
         """Count the samples of the first item of a loader whose items may be samples by mistake.
 
         Raises:
-            TypeError: The item is a sample, or has the undecoded files of a WebDataset.
+            TypeError: The item is a sample.
         """
         self._count_samples = count_samples
         _check_first(self.dataloader, batch)
@@ -264,8 +257,6 @@ def check_ends(argument: str, dataloader: Any, advice: str) -> None:
     kind = type(dataloader).__name__
     if is_endless(dataloader):
         raise ValueError(f"`{argument}` must have an end, got a {kind} that yields batches forever. {advice}")
-    if _stages_of(dataloader):  # a WebDataset that reads each shard once
-        return
     warnings.warn(
         f"`{argument}` is a {kind} without a length, and is iterated until it ends. If it never ends, neither does "
         f"this program. {advice}",
@@ -422,49 +413,19 @@ def _check_first(dataloader: Any, batch: Any) -> None:
     """Check the first item of a loader.
 
     Raises:
-        TypeError: It is a sample, or consists only of undecoded files of a WebDataset.
-
-    Warns:
-        UserWarning: Some parts of it are undecoded files of a WebDataset.
+        TypeError: It is a sample.
     """
-    kind, stages = type(dataloader).__name__, _stages_of(dataloader)
-    sample = None
-    if isinstance(batch, (tuple, list)) and len(batch) == 2:
-        inputs, target = batch
-        is_single = isinstance(target, Number) or (isinstance(target, (torch.Tensor, np.ndarray)) and target.ndim == 0)
-        if is_single and isinstance(inputs, (torch.Tensor, np.ndarray)) and inputs.ndim > 0:
-            sample = f"inputs of shape {tuple(inputs.shape)} and one target"
-        elif stages and isinstance(inputs, bytes):
-            sample = "a file and its target"
-    elif stages and isinstance(batch, Mapping) and isinstance(batch.get("__key__"), str):
-        sample = f"the files of one key, {batch['__key__']!r}"
-    if sample is not None:
-        advice = _WRAP
-        if stages:
-            advice = "End the pipeline with `.batched(...)`."
-        elif isinstance(dataloader, DataLoader):
-            advice = "Pass `batch_size=...` to it, or let its dataset yield batches."
+    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+        return
+    inputs, target = batch
+    is_single = isinstance(target, Number) or (isinstance(target, (torch.Tensor, np.ndarray)) and target.ndim == 0)
+    if is_single and isinstance(inputs, (torch.Tensor, np.ndarray)) and inputs.ndim > 0:
+        is_loader = isinstance(dataloader, DataLoader)
+        advice = "Pass `batch_size=...` to it, or let its dataset yield batches." if is_loader else _WRAP
         raise TypeError(
-            f"`dataloader` must be an iterable of batches, got a {kind} whose first item is a sample: {sample}. "
-            f"{advice}"
+            f"`dataloader` must be an iterable of batches, got a {type(dataloader).__name__} whose first item is a "
+            f"sample: inputs of shape {tuple(inputs.shape)} and one target. {advice}"
         )
-    if not stages:
-        return
-    parts = (
-        batch.items() if isinstance(batch, Mapping) else enumerate(batch) if isinstance(batch, (tuple, list)) else ()
-    )
-    fields = [(name, value) for name, value in parts if not str(name).startswith("__")]
-    files = [name for name, value in fields if isinstance(value, (tuple, list)) and value and type(value[0]) is bytes]
-    if not files:
-        return
-    undecoded = (
-        "the contents of files, not tensors. Let the pipeline decode them before it makes batches: `.decode()`, or "
-        "`.decode('torchrgb')` for images."
-    )
-    if len(files) == len(fields):
-        raise TypeError(f"`dataloader` must yield batches of tensors, got a {kind} whose first batch has {undecoded}")
-    names = ", ".join(map(repr, files))
-    warnings.warn(f"The parts {names} of the first batch of a {kind} are {undecoded}", stacklevel=4)
 
 
 def _has_arrays(batch: Any) -> bool:
@@ -474,55 +435,9 @@ def _has_arrays(batch: Any) -> bool:
     return any(isinstance(value, (np.ndarray, tuple, list, Mapping)) and _has_arrays(value) for value in values)
 
 
-# ---- pipelines of WebDataset
-
-
 def is_endless(dataloader: Any) -> bool:
-    """Return True if a loader is known to have no end, such as a WebDataset that draws shards again and again.
-
-    Args:
-        dataloader: The loader.
-    """
-    if isinstance(dataloader, (itertools.cycle, itertools.count)):
-        return True
-    first = next(iter(_stages_of(dataloader)), None)
-    parts: tuple[Any, ...] = (dataloader, getattr(dataloader, "dataset", None), getattr(first, "dataset", None))
-    pipelines = [part for part in parts if _pipeline_of(part)]
-    is_limited = any(getattr(each, "nsamples", -1) > 0 for each in pipelines)
-    sources = [_pipeline_of(each)[0] for each in pipelines]
-    return not is_limited and any(type(source).__name__ in _RESAMPLES for source in sources)
-
-
-_RESAMPLES = ("ResampledShards", "ResampledShardList")  # class names of webdataset
-
-
-def _pipeline_of(data: Any) -> list[Any]:
-    """Return the stages of a pipeline of WebDataset, from its source on; empty for anything else."""
-    is_pipeline = any(kind.__module__.partition(".")[0] == "webdataset" for kind in type(data).__mro__)
-    stages = getattr(data, "pipeline", None) if is_pipeline else None
-    return stages if isinstance(stages, list) else []
-
-
-def _stages_of(dataloader: Any) -> list[Any]:
-    """Return the stages of the WebDataset that a loader is, or reads; empty if it has none."""
-    return _pipeline_of(dataloader) or _pipeline_of(getattr(dataloader, "dataset", None))
-
-
-def _check_batched_once(dataloader: Any) -> None:
-    """Raise TypeError if a loader makes batches of the batches of a WebDataset."""
-    stages = _pipeline_of(dataloader)
-    is_web = bool(stages) and isinstance(stages[0], DataLoader)  # a `WebLoader`
-    loader = stages[0] if is_web else dataloader
-    if not isinstance(loader, DataLoader) or loader.batch_size is None or loader.collate_fn is not default_collate:
-        return
-    names = [getattr(getattr(stage, "f", None), "__name__", "") for stage in _pipeline_of(loader.dataset)]
-    last = next((name for name in reversed(names) if name in ("_batched", "_unbatched")), "")
-    if last == "_batched" and not (is_web and len(stages) > 1):
-        raise TypeError(
-            f"`dataloader` must make batches once, but the WebDataset is batched, and the {type(dataloader).__name__} "
-            f"makes batches of {loader.batch_size} of its batches. Pass `batch_size=None`, or leave out "
-            f"`.batched(...)`. If batches of batches are meant, pass a `collate_fn` of your own."
-        )
+    """Return True if a loader is known to have no end: an iterator of `itertools`."""
+    return isinstance(dataloader, (itertools.cycle, itertools.count))
 
 
 # ---- splitting and counting

@@ -12,7 +12,7 @@ from composer.core.data_spec import DataSpec, check_microbatch_size, ensure_data
 from composer.core.event import Event
 from composer.core.time import Time, TimeUnit, ensure_time
 from composer.core.types import MetricDict
-from composer.utils.interval_scheduler import check_interval_function, create_interval_scheduler
+from composer.utils.interval_scheduler import create_interval_scheduler
 from composer.utils.numbers import plain_int, plain_number
 
 if TYPE_CHECKING:
@@ -124,8 +124,6 @@ class Evaluator:
                 f"{interval!r}."
             )
         else:
-            if interval is not None:
-                check_interval_function("eval_interval", interval)
             self._eval_interval = interval
 
     def _inherit(self, **values: Any) -> None:

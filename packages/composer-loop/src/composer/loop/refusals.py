@@ -12,7 +12,6 @@ from composer.core.algorithm import Algorithm, declared_events, declared_placeme
 from composer.core.callback import Callback, dispatches_by_name, overridden_hooks
 from composer.core.effects import (
     CHANGES_BATCH_SIZE,
-    PHRASES,
     REPLACES_MODEL,
     REPLACES_OPTIMIZER,
     WRAPS_OPTIMIZER,
@@ -205,8 +204,7 @@ def conflicts(algorithms: Sequence[Algorithm], unavailable: Mapping[Event | str,
                 what = f"acts at {feature.name}" if events is not None else f"may act at {feature.name}, or any event"
                 yield ConflictError(f"{name} {what}, which this loop cannot announce. {advice}")
             elif not isinstance(feature, Event) and feature in effects:
-                what = PHRASES.get(feature, feature)
-                yield ConflictError(f"{name} {what}, which this loop does not support. {advice}")
+                yield ConflictError(f"{name} {feature.replace('_', ' ')}, which this loop does not support. {advice}")
             else:
                 continue
             reasons.add(advice)

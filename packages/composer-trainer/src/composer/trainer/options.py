@@ -46,7 +46,6 @@ from composer.loggers import LoggerDestination
 from composer.loop.hosted_run import algorithms_in
 from composer.trainer.strategy import Strategy
 from composer.utils import check_flags, ensure_tuple, get_device, plain_int, plain_number
-from composer.utils.interval_scheduler import check_interval_function
 from composer.utils.iter_helpers import check_distinct
 from composer.utils.parallelism import ParallelismConfig
 
@@ -293,9 +292,8 @@ def _precision(name: str, value: Any) -> Precision:
         raise TypeError(f"`{name}` must be one of {allowed}, got {value!r}.")
     try:
         return Precision(value)
-    except (TypeError, ValueError) as error:
-        _, found, hint = str(error).partition(" That is a dtype of weights.")
-        raise ValueError(f"`{name}` must be one of {allowed}, got {value!r}.{found}{hint}") from None
+    except (TypeError, ValueError):
+        raise ValueError(f"`{name}` must be one of {allowed}, got {value!r}.") from None
 
 
 def _seed(name: str, value: Any) -> int:
@@ -377,7 +375,6 @@ def _eval_interval(name: str, value: Any) -> Any:
 
 def _interval(name: str, value: Any, allowed: str = "positive", may_be_zero: bool = False) -> Any:
     if callable(value) and not isinstance(value, type):
-        check_interval_function(name, value)
         return value
     parsed = _time(name, value)
     if parsed.value < 0 or (parsed.value == 0 and not may_be_zero):

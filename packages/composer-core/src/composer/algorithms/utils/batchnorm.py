@@ -222,7 +222,10 @@ def _measure(model: nn.Module, layers: Sequence[_BatchNorm], batches: Iterable[A
                 layer.num_batches_tracked.copy_(counter)
         reshard(model)
     if count and dist.get_world_size() > 1:
-        _average_over_ranks([getattr(layer, key) for layer in layers for key in _STATISTICS])
+        for value in [getattr(layer, key) for layer in layers for key in _STATISTICS]:
+            mean = value.to(torch.promote_types(value.dtype, torch.float32))
+            dist.all_reduce(mean)
+            value.copy_(mean / dist.get_world_size())
     return count
 
 
@@ -245,18 +248,6 @@ def _in_step(batches: Iterable[Any]) -> Iterator[Any]:
     iterator, end = iter(batches), object()
     while all(dist.all_gather_object((batch := next(iterator, end)) is not end)):
         yield batch
-
-
-def _average_over_ranks(tensors: Sequence[torch.Tensor]) -> None:
-    groups: dict[Any, list[torch.Tensor]] = {}
-    for tensor in tensors:
-        groups.setdefault((tensor.device, tensor.dtype), []).append(tensor)
-    for (_, dtype), group in groups.items():
-        flat = torch.cat([tensor.reshape(-1) for tensor in group]).to(torch.promote_types(dtype, torch.float32))
-        dist.all_reduce(flat)
-        parts = torch.split(flat / dist.get_world_size(), [tensor.numel() for tensor in group])
-        for tensor, part in zip(group, parts, strict=True):
-            tensor.copy_(part.view_as(tensor))
 
 
 # ---- a second iteration over the training data ----

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
@@ -126,46 +125,10 @@ def mix_loss(
     with context:
         other = loss(state.outputs, state.batch)
     state.batch_set_item(target_key, original)
-    if other is state.loss or _depends_on_scalars_only(other, state.outputs):
+    if other is state.loss:
         raise NotImplementedError(
             f"`{name}` cannot interpolate the loss of `{type(unwrapped_model(state.model)).__name__}`, which is "
             f"computed in the forward pass without the targets of the partners. Override `loss` to "
             f"compute it from outputs and batch."
         )
     state.loss = torch.lerp(state.loss, other.to(state.loss.dtype), weight)
-
-
-def _depends_on_scalars_only(loss: torch.Tensor, outputs: Any) -> bool:
-    """Return True if a loss depends on the outputs only through scalars, which are losses that `forward` computed.
-
-    Follows the graph from the loss back to the outputs. Terms that depend only on parameters, such as a penalty, do not
-    matter.
-    """
-    tensors = [output for output in _tensors_in(outputs) if output.grad_fn is not None]
-    # With `output_nr`, because one node, such as that of a compiled model, may return the loss and the logits.
-    scalars = {(output.grad_fn, output.output_nr) for output in tensors if not output.dim()}
-    others = {(output.grad_fn, output.output_nr) for output in tensors if output.dim()}
-    if not scalars:
-        return False
-    seen: set[Any] = set()
-    queue: list[Any] = [(loss.grad_fn, loss.output_nr)]
-    while queue:
-        edge = queue.pop()
-        if edge in others:
-            return False
-        if edge[0] is None or edge in seen:
-            continue
-        seen.add(edge)
-        if edge not in scalars:
-            queue.extend(edge[0].next_functions)
-    return not seen.isdisjoint(scalars)
-
-
-def _tensors_in(outputs: Any) -> Iterator[torch.Tensor]:
-    if isinstance(outputs, torch.Tensor):
-        yield outputs
-    elif isinstance(outputs, (Mapping, Sequence)) and not isinstance(outputs, str):
-        for part in outputs.values() if isinstance(outputs, Mapping) else outputs:
-            yield from _tensors_in(part)
-    elif hasattr(outputs, "__dict__"):  # an object with outputs as attributes
-        yield from (part for part in vars(outputs).values() if isinstance(part, torch.Tensor))

@@ -12,14 +12,7 @@ from composer.core.algorithm import Algorithm, declared_events
 from composer.core.event import Event
 from composer.core.logging import Logger, LoggerDestination
 from composer.core.ordering import ConflictError, Ordering, OrderingError
-from composer.core.passes import (
-    AlgorithmPass,
-    PassInput,
-    order_by_placement,
-    parse_passes,
-    set_filo_order,
-    warn_on_discouraged,
-)
+from composer.core.passes import PassInput, parse_passes
 from composer.core.saving.rebuild import rebuild
 from composer.utils.iter_helpers import ensure_tuple
 from composer.utils.misc import unwrapped_model
@@ -64,7 +57,7 @@ def add_required_algorithms(
     if not added:
         return
     order = _order(state, live, added, passes)
-    acting = [algorithm for algorithm in order if _is_among(algorithm, added)]
+    acting = [algorithm for algorithm in order if algorithm in added]
     if acting and state.is_model_ddp:
         raise ValueError(
             f"{_listed(acting)} of the checkpoint cannot be applied to a model that is wrapped in "
@@ -72,7 +65,7 @@ def add_required_algorithms(
             f"Load before wrapping."
         )
     if order[len(order) - len(acting) :] != acting:
-        late = [algorithm for algorithm in order[order.index(acting[0]) :] if not _is_among(algorithm, added)]
+        late = [algorithm for algorithm in order[order.index(acting[0]) :] if algorithm not in added]
         raise ValueError(
             f"{_listed(acting[:1])} of the checkpoint must act before {_listed(late)}, which was applied already. "
             f"{_advice(added)}"
@@ -99,10 +92,6 @@ def _reset_metrics(state: State) -> None:
     for evaluator in state.evaluators:
         metrics = copy.deepcopy(get_metrics(is_train=False))
         state.eval_metrics[evaluator.label] = evaluator.select_metrics(metrics)
-
-
-def _is_among(algorithm: Algorithm, others: Sequence[Algorithm]) -> bool:
-    return any(algorithm is other for other in others)
 
 
 def _rebuild_missing(name: str, entry: dict[str, Any], live: Sequence[Algorithm]) -> Algorithm | None:
@@ -169,12 +158,8 @@ def _order(state: State, live: Sequence[Algorithm], added: Sequence[Algorithm], 
         if ((events := declared_events(algorithm)) is None or Event.INIT in events)
         and algorithm.match(Event.INIT, state)
     ]
-    passes: list[AlgorithmPass] = [order_by_placement, set_filo_order, warn_on_discouraged]
-    for algorithm_pass, index in parse_passes(extra):
-        passes.insert(len(passes) if index == -1 else index, algorithm_pass)
-    for algorithm_pass in passes:
-        if algorithm_pass is not warn_on_discouraged:  # the engine warns when it recompiles
-            order = algorithm_pass(order, Event.INIT)
+    for algorithm_pass, _ in parse_passes(extra):
+        order = algorithm_pass(order, Event.INIT)
     return list(order)
 
 
