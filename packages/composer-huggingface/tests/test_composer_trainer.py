@@ -1044,7 +1044,7 @@ def test_terms_of_a_loss_are_refused_where_losses_are_added_up() -> None:
     class Sums(ComposerTrainer):
         pass
 
-    with pytest.raises(ConflictError, match=r"`ZLoss` adds a term.*set `loss_is_scaled_for_ga = False` in your class"):
+    with pytest.raises(ConflictError, match=r"`ZLoss` adds loss.*set `loss_is_scaled_for_ga = False` in your class"):
         refused(ZLoss(), kind=Sums, gradient_accumulation_steps=2)
     refused(ZLoss(), gradient_accumulation_steps=2)
 

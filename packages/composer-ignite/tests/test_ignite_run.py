@@ -484,7 +484,7 @@ def test_what_ignite_cannot_do_is_refused() -> None:
     with pytest.raises(ConflictError, match=r"`SAM` wraps optimizer.*The scaler of `amp_mode` steps one plain"):
         Training(SAM(), {"amp_mode": "amp", "scaler": True})
     with pytest.raises(
-        ConflictError, match=r"`Ahead` moves the weights.*does not see that the scaler of `amp_mode` skips steps"
+        ConflictError, match=r"`Ahead` displaces weights.*does not see that the scaler of `amp_mode` skips steps"
     ):
         Training(Ahead(), {"amp_mode": "amp", "scaler": True})
 
