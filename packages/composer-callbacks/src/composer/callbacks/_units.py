@@ -1,12 +1,6 @@
-"""The type in which callbacks declare what they log, and units of time."""
+"""Units of time."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping
-from typing import TypeAlias
-
-Declared: TypeAlias = Mapping[str, tuple[str, str]]
-"""The metrics of a callback: `{key: (unit, meaning)}`; `<...>` in a key is a placeholder."""
 
 _SECONDS = {"seconds": 1.0, "minutes": 60.0, "hours": 3600.0, "days": 86400.0}
 

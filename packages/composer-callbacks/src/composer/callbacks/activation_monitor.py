@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, SupportsIndex
+from typing import Any, SupportsIndex
 
 import torch
 
 from composer.callbacks._intervals import FirstOfInterval, in_batches_or_epochs
-from composer.callbacks._units import Declared
 from composer.core import Callback, State, Time, TimeUnit
 from composer.loggers import DeferredValue, Logger
 from composer.utils import local_part, unwrapped_model
@@ -40,13 +39,6 @@ class ActivationMonitor(Callback):
     Differs: tensors in mappings are logged, and class names are compared too. Rows with constant values have no
         kurtosis and are left out of the mean.
     """
-
-    metrics: ClassVar[Declared] = {
-        "activations/l2_norm/<module>_input.<i>": ("unit of the activation", "L2 norm; also `_output.<i>`"),
-        "activations/average/<module>_input.<i>": ("unit of the activation", "mean; also `_output.<i>`"),
-        "activations/kurtosis/<module>_input.<i>": ("1", "mean kurtosis of the rows (last dim); also `_output.<i>`"),
-        "activations/max/<module>_input.<i>": ("unit of the activation", "largest element; also `_output.<i>`"),
-    }
 
     def __init__(
         self,

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
-from composer.callbacks._units import Declared
 from composer.core import Callback, State
 from composer.loggers import DeferredValue, Logger
 
@@ -33,10 +32,6 @@ class LRMonitor(Callback):
 
     Differs: groups of a second optimizer of the same class continue the numbering instead of overwriting the first.
     """
-
-    metrics: ClassVar[Declared] = {
-        "lr-<optimizer>/group<i>": ("1", "learning rate of parameter group i of the optimizer of that class")
-    }
 
     def batch_end(self, state: State, logger: Logger) -> None:
         if not logger.destinations:

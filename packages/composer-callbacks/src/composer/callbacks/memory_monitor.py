@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, SupportsIndex
+from typing import Any, SupportsIndex
 
 import torch
 
 from composer.callbacks._cuda_memory import check_gpu
-from composer.callbacks._units import Declared
 from composer.core import Callback, State
 from composer.loggers import DeferredValue, Logger
 from composer.utils import dist, int_at_least
@@ -45,16 +44,6 @@ class MemoryMonitor(Callback):
     Raises:
         ValueError: `dist_aggregate_batch_interval` is below 1, or a key is unknown.
     """
-
-    metrics: ClassVar[Declared] = {
-        **{
-            f"memory/{name}": ("GB (1e9 bytes)", f"{name.split('_')[1]} memory, {when}")
-            for name, when in ((n, "current" if n.startswith("current") else "peak") for n in _NAMES.values())
-            if name.endswith("_mem")
-        },
-        "memory/alloc_retries": ("1", "allocations that had to empty the cache first"),
-        "memory/<name>_avg": ("of the name", "mean over ranks; also `_min` and `_max`"),
-    }
 
     def __init__(
         self, memory_keys: Mapping[str, str] | None = None, dist_aggregate_batch_interval: SupportsIndex | None = None

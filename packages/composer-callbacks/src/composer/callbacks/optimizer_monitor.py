@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, SupportsIndex
+from typing import Any, SupportsIndex
 
 import torch
 
-from composer.callbacks._units import Declared
 from composer.core import Callback, State
 from composer.loggers import DeferredValue, Logger
 from composer.utils import dist, int_at_least, local_part, unwrapped_model
@@ -51,14 +50,6 @@ class OptimizerMonitor(Callback):
     Differs: with hybrid sharding, replicas of a parameter count once. Names have no prefixes of wrappers. Metrics of
         wrapped optimizers are logged.
     """
-
-    metrics: ClassVar[Declared] = {
-        "l2_norm/grad/<parameter>": ("unit of the gradient", "L2 norm of a parameter's gradient, after clipping"),
-        "l2_norm/grad/global": ("unit of the gradient", "L2 norm of all gradients together"),
-        "l2_norm/moment/<parameter>": ("unit of the gradient", "L2 norm of the first moment; `DecoupledAdamW`"),
-        "l2_norm/param/<parameter>": ("unit of the weights", "L2 norm of a parameter; `DecoupledAdamW`"),
-        "l2_norm/update/<parameter>": ("unit of the weights", "L2 norm of the last update; `DecoupledAdamW`"),
-    }
 
     def __init__(self, log_optimizer_metrics: bool = True, batch_log_interval: SupportsIndex = 10) -> None:
         number = int_at_least("batch_log_interval", batch_log_interval, 1, "batch", "Use 10.")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 import warnings
-from typing import Any, ClassVar, SupportsIndex
+from typing import Any, SupportsIndex
 
-from composer.callbacks._units import Declared, seconds_in
+from composer.callbacks._units import seconds_in
 from composer.core import Callback, State, Time, Timestamp, TimeUnit
 from composer.loggers import Logger
 from composer.utils import int_at_least
@@ -51,10 +51,6 @@ class RuntimeEstimator(Callback):
     Differs: pauses between two calls of `fit`, and evaluations outside of `fit`, do not count. A resumed run measures
         anew.
     """
-
-    metrics: ClassVar[Declared] = {
-        "time/remaining_estimate": ("`time_unit`", "estimated time until the end of the run, including evaluations")
-    }
 
     def __init__(self, skip_batches: SupportsIndex = 1, time_unit: str = "hours") -> None:
         self.skip_batches = int_at_least("skip_batches", skip_batches, 0, "batches", "Use 1.")

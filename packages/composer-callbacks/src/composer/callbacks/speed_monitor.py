@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 import warnings
 from collections import deque
-from typing import Any, ClassVar, SupportsIndex
+from typing import Any, SupportsIndex
 
 import torch
 
-from composer.callbacks._units import Declared, seconds_in
+from composer.callbacks._units import seconds_in
 from composer.core import Callback, Precision, State
 from composer.loggers import DeferredValue, Logger
 from composer.utils import check_finite, dist, int_at_least, unwrapped_model
@@ -76,21 +76,6 @@ class SpeedMonitor(Callback):
     Differs: a loop that does not record the duration of its batches logs no throughput, instead of a division by zero.
         Operations are summed over ranks on the device, without synchronization.
     """
-
-    metrics: ClassVar[Declared] = {
-        "throughput/batches_per_sec": ("batches/s", "batches, one per step of all ranks together"),
-        "throughput/samples_per_sec": ("samples/s", "samples over all ranks"),
-        "throughput/tokens_per_sec": ("tokens/s", "tokens over all ranks; if tokens are counted"),
-        "throughput/flops_per_sec": ("operations/s", "operations over all ranks; if the model has `flops_per_batch`"),
-        "throughput/device/batches_per_sec": ("batches/s", "batches divided by the number of ranks"),
-        "throughput/device/samples_per_sec": ("samples/s", "samples per rank"),
-        "throughput/device/tokens_per_sec": ("tokens/s", "tokens per rank; if tokens are counted"),
-        "throughput/device/flops_per_sec": ("operations/s", "operations per rank; if the model has `flops_per_batch`"),
-        "throughput/device/mfu": ("1", "model FLOPs utilization: operations per rank as a fraction of the peak"),
-        "time/train": ("`time_unit`", "training time of the run"),
-        "time/val": ("`time_unit`", "evaluation time of the run"),
-        "time/total": ("`time_unit`", "the sum of both"),
-    }
 
     def __init__(
         self, window_size: SupportsIndex = 100, gpu_flops_available: float | None = None, time_unit: str = "hours"

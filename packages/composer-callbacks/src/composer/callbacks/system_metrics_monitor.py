@@ -7,12 +7,11 @@ import os
 import time
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any, ClassVar
+from typing import Any
 
 import psutil
 import torch
 
-from composer.callbacks._units import Declared
 from composer.core import Callback, State
 from composer.loggers import DeferredValue, Logger
 from composer.utils import dist
@@ -42,21 +41,6 @@ class SystemMetricsMonitor(Callback):
 
     Differs: the disk is that of the working directory; readings of other ranks are gathered without synchronization.
     """
-
-    metrics: ClassVar[Declared] = {
-        "cpu_percentage": ("%", "use of all processors since the previous reading"),
-        "cpu_memory_<field>": ("bytes; `percent` in %", "memory of the machine: the fields of `psutil.virtual_memory`"),
-        "disk_memory_<field>": ("bytes; `percent` in %", "the disk: the fields of `psutil.disk_usage`"),
-        "network_<field>": (
-            "bytes, packets or errors, since the machine started",
-            "the network: the fields of `psutil.net_io_counters`",
-        ),
-        "min_gpu_percentage_rank_<r>": ("%", "fraction of time in which the GPU of rank r was busy; also `max_...`"),
-        "min_memory_percentage_rank_<r>": ("%", "fraction of time in which its memory was accessed; also `max_...`"),
-        "min_gpu_temperature_C_rank_<r>": ("degrees Celsius", "its temperature; also `max_...`"),
-        "min_gpu_power_usage_W_rank_<r>": ("W", "its power; also `max_...`"),
-        "<name>_rank_<r>": ("of the name", "the same four for every rank, without `min_`; with `log_all_data`"),
-    }
 
     def __init__(self, log_all_data: bool = False) -> None:
         self.log_all_data = log_all_data
