@@ -276,21 +276,20 @@ def test_synthetic_versions_need_no_files() -> None:
     assert 20_210 == datasets.build_synthetic_ade20k_dataloader(2, num_unique=2, final_size=8).num_samples
 
 
-@pytest.mark.parametrize("name", ["Image", "Segmentation", "Volume", "Text"])
+@pytest.mark.parametrize("name", ["Image", "Segmentation", "Volume"])
 def test_synthetic_samples_are_the_same_every_time(name: str) -> None:
     cls = getattr(datasets, f"Synthetic{name}Dataset")
     one, other, test, another = cls(5), cls(5), cls(5, is_train=False), cls(5, seed=1)
-    first = torch.cat([part.float().flatten() for part in _parts(one[3])])
+    first = _numbers(one[3])
 
     assert 5 == len(one) == len(list(one))
-    assert torch.equal(first, torch.cat([part.float().flatten() for part in _parts(other[3])]))
+    assert torch.equal(first, _numbers(other[3]))
     for different in (test, another):
-        assert not torch.equal(first, torch.cat([part.float().flatten() for part in _parts(different[3])]))
+        assert not torch.equal(first, _numbers(different[3]))
 
 
-def _parts(sample: Any) -> list[torch.Tensor]:
-    parts = sample if isinstance(sample, tuple) else (sample,)
-    return [torch.as_tensor(part) for part in parts]
+def _numbers(sample: Any) -> torch.Tensor:
+    return torch.cat([torch.as_tensor(part).float().flatten() for part in sample])
 
 
 def test_synthetic_samples_repeat_after_the_different_ones() -> None:
@@ -319,6 +318,9 @@ def test_synthetic_text_can_be_learned() -> None:
 
     assert 0.88 < followed < 0.93
     assert (0, 19) == (tokens.min(), tokens.max())
+    assert torch.equal(tokens, synthetic_text(10_000, 20))
+    for different in (synthetic_text(10_000, 20, is_train=False), synthetic_text(10_000, 20, seed=1)):
+        assert not torch.equal(tokens, different)
 
 
 @pytest.mark.parametrize("number", ["size", "num_classes", "num_unique"])
@@ -327,6 +329,6 @@ def test_numbers_are_positive(number: str) -> None:
         with pytest.raises(ValueError, match=f"`{number}` must be positive, got 0"):
             getattr(datasets, f"Synthetic{name}Dataset")(**{"size": 4, number: 0})
     with pytest.raises(ValueError, match="`vocab_size` must be positive"):
-        datasets.SyntheticTextDataset(4, vocab_size=0)
+        synthetic_text(4, vocab_size=0)
     with pytest.raises(IndexError, match="`index` must be from 0 to 3, got 4"):
         datasets.SyntheticImageDataset(4)[4]

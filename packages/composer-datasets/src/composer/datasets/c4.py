@@ -13,7 +13,7 @@ from composer.core import DataSpec
 from composer.datasets._missing import missing_files, require
 from composer.datasets._options import Options
 from composer.datasets._tokens import TextTokenizer
-from composer.datasets.lm import PackedTokens, build_synthetic_text_dataloader, token_loader
+from composer.datasets.lm import PackedTokens, token_loader
 from composer.datasets.masking import TokenTransform
 
 _ENDINGS = ("json.gz", "jsonl.gz", "json.zst", "jsonl.zst", "jsonl", "json")
@@ -74,20 +74,6 @@ def build_c4_dataloader(
     transform = TokenTransform.of(tokenizer, masked, mlm_probability)
     tokens = TextTokenizer(tokenizer, separator).tokenize(lambda: read_documents(shards), shards, cache_dir)
     return token_loader(PackedTokens(tokens, max_seq_len), transform, Options(global_batch_size, is_train, **options))
-
-
-def build_synthetic_c4_dataloader(
-    global_batch_size: int, *, max_seq_len: int = 1024, vocab_size: int = 50257, **options: Any
-) -> DataSpec:
-    """Build a loader of synthetic tokens, by default with the vocabulary size of GPT-2.
-
-    Args:
-        global_batch_size: Sequences per batch, summed over all ranks.
-        max_seq_len: Tokens per sequence.
-        vocab_size: Number of tokens.
-        **options: Other arguments of `build_synthetic_text_dataloader`.
-    """
-    return build_synthetic_text_dataloader(global_batch_size, max_seq_len=max_seq_len, vocab_size=vocab_size, **options)
 
 
 def read_documents(shards: Sequence[str | Path]) -> Iterator[str]:

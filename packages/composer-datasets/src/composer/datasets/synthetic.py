@@ -243,40 +243,5 @@ class SyntheticVolumeDataset(_Repeated):
         return self._volumes[place], self._masks[place]
 
 
-class SyntheticTextDataset(Dataset[Tensor]):
-    """Dataset of token sequences; see `synthetic_text`.
-
-    Args:
-        size: Number of sequences.
-        max_seq_len: Tokens per sequence.
-        vocab_size: Tokens are in [0, vocab_size).
-        is_train: Training text and test text have different noise.
-        seed: Seed of the noise.
-
-    Attributes:
-        max_seq_len: Tokens per sequence.
-
-    Raises:
-        ValueError: A number is not positive.
-
-    Example:
-        >>> SyntheticTextDataset(size=3, max_seq_len=16)[2].shape
-        torch.Size([16])
-    """
-
-    def __init__(
-        self, size: int, max_seq_len: int = 128, vocab_size: int = 64, *, is_train: bool = True, seed: int = 0
-    ) -> None:
-        check_finite(size=size, max_seq_len=max_seq_len, above=0)
-        self.max_seq_len = max_seq_len
-        self.tokens = synthetic_text(size * max_seq_len, vocab_size, is_train=is_train, seed=seed).view(size, -1)
-
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-    def __getitem__(self, index: int) -> Tensor:
-        return self.tokens[index]
-
-
 def _generator(*parts: int) -> torch.Generator:
     return torch.Generator().manual_seed(derived_seed(*parts))
