@@ -143,8 +143,7 @@ def test_a_value_that_cannot_be_read_does_not_take_the_rest_with_it(start: Any) 
     run.logger.log_metrics({"a": 1, "loss": DeferredValue.of_tensor(broken)})
     print("the reason")
 
-    with pytest.warns(UserWarning, match="`FileLogger.fit_end` failed: RuntimeError: CUDA error: device-side assert"):
-        run.engine.run_event("fit_end")
+    run.engine.run_event("fit_end")
 
     expected = [
         "[metric][batch=0]: a: 1 \n",
@@ -153,8 +152,6 @@ def test_a_value_that_cannot_be_read_does_not_take_the_rest_with_it(start: Any) 
     ]
     assert expected == lines()
     assert ["".join(expected)] == [text for _, text, _ in uploads.files]
-
-    run.engine.run_event("fit_end")  # the failure is reported once
 
 
 def test_fsync_is_called_once_a_second_and_at_the_end(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -199,9 +200,7 @@ class FileLogger(LoggerDestination):
         if state.timestamp.batches % self.flush_interval == 0:
             self._flush(logger)
         elif self.file is not None and time.monotonic() >= self._write_due:
-            problem = self._write_out(wait=False)
-            if problem is not None:
-                raise problem
+            self._write_out(wait=False)
 
     def epoch_start(self, state: State, logger: Logger) -> None:
         self._flush(logger)
@@ -226,42 +225,32 @@ class FileLogger(LoggerDestination):
             self.file = None
 
     def _flush(self, logger: Logger) -> None:
-        """Write everything to the disk, and pass the file to the loggers that store files.
-
-        Raises:
-            RuntimeError: A value could not be read from the device. Everything else is done.
-        """
+        """Write everything to the disk, and pass the file to the loggers that store files."""
         if self.file is None:
             return
-        problem = self._write_out(wait=True)
+        self._write_out(wait=True)
         if time.monotonic() >= self._sync_due:
             self._sync()
         logger.upload_file(self.remote_file_name, self.filename, overwrite=True)
-        if problem is not None:
-            raise problem
 
     def _sync(self) -> None:
         assert self.file is not None
         os.fsync(self.file.fileno())
         self._sync_due = time.monotonic() + _WRITE_SECONDS
 
-    def _write_out(self, *, wait: bool) -> RuntimeError | None:
+    def _write_out(self, *, wait: bool) -> None:
         """Write the queue to the file.
+
+        If the device has failed, the next training step raises its error; here the other lines are still written.
 
         Args:
             wait: Wait for values on the device; otherwise the queue is written up to the first such value.
-
-        Returns:
-            The error of a value that could not be read; the line of that value says so. None without an error.
         """
         assert self.file is not None
         self._write_due = time.monotonic() + _WRITE_SECONDS
-        problem: RuntimeError | None = None
         with self._lock:
-            try:
+            with contextlib.suppress(RuntimeError):
                 DeferredValue.fetch(line.value for line in tuple(self._queue) if type(line) is _Unread)
-            except RuntimeError as error:  # the device failed; the other lines are still written
-                problem = error
             lines: list[str] = []
             while self._queue:
                 line = self._queue[0]
@@ -269,16 +258,15 @@ class FileLogger(LoggerDestination):
                     lines.append(line)
                 elif wait or line.value.ready:
                     try:
-                        lines.append(f"{line.start}{format_log_data_value(line.value)} \n")
-                    except RuntimeError as error:
-                        problem = problem or error
-                        lines.append(f"{line.start}(could not be read) \n")
+                        text = format_log_data_value(line.value)
+                    except RuntimeError:
+                        text = "(could not be read)"
+                    lines.append(f"{line.start}{text} \n")
                 else:
                     break
                 self._queue.popleft()
             self.file.write("".join(lines))
             self.file.flush()
-        return problem
 
     # ---- output of the process ----
 
