@@ -172,10 +172,10 @@ def test_a_run_that_would_never_end_is_refused(make_trainer: MakeTrainer) -> Non
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -0.5, None])
 def test_a_factor_that_ruins_the_weights_is_refused_when_it_is_computed(make_trainer: MakeTrainer, bad: Any) -> None:
-    with pytest.raises((ValueError, TypeError), match=rf"must return a factor .*, got {bad} at epoch 0 and batch 0"):
+    with pytest.raises(ValueError, match=rf"must return a factor .*, got {bad} at epoch 0 and batch 0"):
         make_trainer(schedulers=lambda state, ssr=1.0: bad)
     trainer = make_trainer(schedulers=lambda state, ssr=1.0: 0.1 if state.timestamp.batch < 3 else bad)
-    with pytest.raises((ValueError, TypeError), match=rf"got {bad} at epoch 0 and batch 3"):
+    with pytest.raises(ValueError, match=rf"got {bad} at epoch 0 and batch 3"):
         trainer.fit()
     assert all(parameter.isfinite().all() for parameter in trainer.state.model.parameters())
 

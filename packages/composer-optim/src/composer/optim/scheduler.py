@@ -375,11 +375,8 @@ class _WithWarmup(Schedule):
         """True if the schedule ends at a fixed time, not at a fraction of the run."""
         return self.t_max.unit is not TimeUnit.DURATION
 
-    def _progress(self, state: State, ssr: float) -> Callable[[], tuple[float, float]]:
-        """Return a function that returns the height of the ramp and the completed fraction x of the schedule after it.
-
-        Both are in [0, 1].
-        """
+    def _with_ramp(self, state: State, ssr: float, curve: Callable[[float], float]) -> Callable[[], float]:
+        """Return a function that returns `curve(x)` times the height of the ramp; x is 0 during the warmup."""
         begin, end = _convert_time(self.t_warmup, state), _convert_time(self.t_max, state, ssr)
         _check_units(begin, end)
         _check_covers_run(end, state)
@@ -388,13 +385,13 @@ class _WithWarmup(Schedule):
         ramp = _ramp(self.t_warmup, self.scale_warmup, state, ssr, stacklevel=5)
         start, length, now = begin.value, end.value - begin.value, _clock(state, end.unit)
 
-        def progress() -> tuple[float, float]:
-            height = ramp()
-            if height is not None:
-                return height, 0.0
-            return 1.0, _fraction(now() - start, length) if length > 0 else 0.0
+        def factor() -> float:
+            height, x = ramp(), 0.0
+            if height is None:
+                height, x = 1.0, _fraction(now() - start, length) if length > 0 else 0.0
+            return height * curve(x)
 
-        return progress
+        return factor
 
 
 class MultiStepWithWarmupScheduler(Schedule):
@@ -469,13 +466,8 @@ class LinearWithWarmupScheduler(_WithWarmup):
         self.alpha_f = _factor(alpha_f, "alpha_f")
 
     def bind(self, state: State, ssr: float = 1.0) -> Callable[[], float]:
-        progress, alpha_i, change = self._progress(state, ssr), self.alpha_i, self.alpha_f - self.alpha_i
-
-        def factor() -> float:
-            height, x = progress()
-            return height * (alpha_i + x * change)
-
-        return factor
+        alpha_i, change = self.alpha_i, self.alpha_f - self.alpha_i
+        return self._with_ramp(state, ssr, lambda x: alpha_i + x * change)
 
 
 class ConstantWithWarmupScheduler(_WithWarmup):
@@ -505,8 +497,8 @@ class ConstantWithWarmupScheduler(_WithWarmup):
         self.alpha = _factor(alpha, "alpha")
 
     def bind(self, state: State, ssr: float = 1.0) -> Callable[[], float]:
-        progress, alpha = self._progress(state, ssr), self.alpha
-        return lambda: progress()[0] * alpha
+        alpha = self.alpha
+        return self._with_ramp(state, ssr, lambda x: alpha)
 
 
 class CosineAnnealingWithWarmupScheduler(_WithWarmup):
@@ -536,13 +528,8 @@ class CosineAnnealingWithWarmupScheduler(_WithWarmup):
         self.alpha_f = _factor(alpha_f, "alpha_f")
 
     def bind(self, state: State, ssr: float = 1.0) -> Callable[[], float]:
-        progress, alpha_f = self._progress(state, ssr), self.alpha_f
-
-        def factor() -> float:
-            height, x = progress()
-            return height * _cosine(x, alpha_f)
-
-        return factor
+        alpha_f = self.alpha_f
+        return self._with_ramp(state, ssr, lambda x: _cosine(x, alpha_f))
 
 
 class PolynomialWithWarmupScheduler(_WithWarmup):
@@ -575,13 +562,8 @@ class PolynomialWithWarmupScheduler(_WithWarmup):
         self.alpha_f = _factor(alpha_f, "alpha_f")
 
     def bind(self, state: State, ssr: float = 1.0) -> Callable[[], float]:
-        progress, power, alpha_f = self._progress(state, ssr), self.power, self.alpha_f
-
-        def factor() -> float:
-            height, x = progress()
-            return height * _polynomial(x, power, alpha_f)
-
-        return factor
+        power, alpha_f = self.power, self.alpha_f
+        return self._with_ramp(state, ssr, lambda x: _polynomial(x, power, alpha_f))
 
 
 _COOLDOWNS: dict[str, Callable[[float], float]] = {
@@ -660,7 +642,7 @@ class WarmupStableDecayScheduler(_WithWarmup):
         self.t_linear = None if t_linear is None else _parse(t_linear, "t_linear")
 
     def bind(self, state: State, ssr: float = 1.0) -> Callable[[], float]:
-        progress = self._progress(state, ssr)
+        ramp = self._with_ramp(state, ssr, lambda x: 1.0)
         end = _convert_time(self.t_max, state, ssr)
         begin = _convert_time(self.t_warmup, state, ssr if self.scale_warmup else 1.0)
         phases = {"t_decay": self.t_decay, "t_linear": self.t_linear}
@@ -691,7 +673,7 @@ class WarmupStableDecayScheduler(_WithWarmup):
             else:
                 x = _fraction(elapsed + decay_for, decay_for) if elapsed + decay_for > 0 else 0.0
                 height = alpha_f + (1 - alpha_f) * cooldown(x)
-            return progress()[0] * height
+            return ramp() * height
 
         return factor
 
@@ -962,9 +944,8 @@ def compile_composer_scheduler(
 
     Raises:
         ValueError: `optimizer` is None and the state does not have exactly one; `ssr` is not 1 and `scheduler` does not
-            take it; the factor is NaN, infinite or negative, which is also checked in every step; or a name of a
-            `GroupScheduler` is that of no group.
-        TypeError: The factor is not a number.
+            take it; the factor is no number, NaN, infinite or negative, which is also checked in every step; or a name
+            of a `GroupScheduler` is that of no group.
 
     Example:
         >>> import torch
@@ -1040,8 +1021,7 @@ class _CompiledSchedule(LambdaLR):
         """Evaluate the schedule, for each parameter group.
 
         Raises:
-            ValueError: The factor is NaN, infinite or negative.
-            TypeError: The factor is not a number.
+            ValueError: The factor is no number, NaN, infinite or negative.
         """
         state = self._state
         length = state._dataloader_len
@@ -1093,22 +1073,12 @@ _UNSAVED = {"schedule", "_state", "_ssr", "_end", "_length", "_samples", "_evalu
 
 
 def _bind(scheduler: Callable[..., float], state: State, ssr: float) -> Callable[[], float]:
-    """Bind the arguments of a schedule, according to its signature."""
+    """Bind the arguments of a schedule. A function that takes no `ssr` gets only the state."""
     if isinstance(scheduler, Schedule) and type(scheduler).__call__ is Schedule.__call__:
         return scheduler.bind(state, ssr)
-    try:
-        parameters = dict(inspect.signature(scheduler).parameters)
-    except ValueError:  # some builtins have no signature
-        parameters = {}
-    named = parameters.get("ssr")
-    kinds = {p.kind for p in parameters.values()}
-    if (named is not None and named.kind is not Parameter.POSITIONAL_ONLY) or Parameter.VAR_KEYWORD in kinds:
+    parameters = inspect.signature(scheduler).parameters
+    if "ssr" in parameters or any(each.kind is Parameter.VAR_KEYWORD for each in parameters.values()):
         return lambda: scheduler(state, ssr=ssr)
-    # A second argument with a default is not the ratio, unless its name is `ssr`.
-    positional = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
-    required = [p for p in parameters.values() if p.default is Parameter.empty and p.kind in positional]
-    if named is not None or len(required) > 1 or Parameter.VAR_POSITIONAL in kinds:
-        return lambda: scheduler(state, ssr)
     if ssr != 1.0:
         raise ValueError(
             f"`scheduler` must take `ssr` to be used with a scale schedule ratio of {ssr!r}, got {scheduler!r}. "
@@ -1118,22 +1088,16 @@ def _bind(scheduler: Callable[..., float], state: State, ssr: float) -> Callable
 
 
 def _check_factor(factor: Any, scheduler: Callable[..., Any], state: State) -> None:
-    """Raise an error unless a factor is finite and not negative."""
-    if isinstance(factor, Tensor):  # reading it from a device would synchronize
-        number: Any = factor.item() if factor.device.type == "cpu" and factor.numel() == 1 else 1.0
-    else:
-        number = factor
-    kind: type[Exception] = ValueError
-    if isinstance(number, bool) or not isinstance(number, Real):
-        kind = TypeError
-    elif math.isfinite(number) and float(number) >= -1e-12:  # tolerate rounding errors
+    """Raise ValueError unless a factor is finite and, but for rounding errors, not negative."""
+    if isinstance(factor, Tensor) and factor.device.type != "cpu":  # reading it would synchronize
         return
-    now = state.timestamp
-    raise kind(
-        f"The schedule {scheduler!r} must return a factor of the learning rate, a finite number that is not "
-        f"negative, got {factor!r} at epoch {now.epoch.value} and batch {now.batch.value}. Check its formula for "
-        f"that time; `max(0.0, ...)` prevents negative factors."
-    )
+    if not (isinstance(factor, (Real, Tensor)) and -1e-12 <= float(factor) < math.inf):
+        now = state.timestamp
+        raise ValueError(
+            f"The schedule {scheduler!r} must return a factor of the learning rate, a finite number that is not "
+            f"negative, got {factor!r} at epoch {now.epoch.value} and batch {now.batch.value}. Check its formula for "
+            f"that time; `max(0.0, ...)` prevents negative factors."
+        )
 
 
 def scale_pytorch_scheduler(scheduler: LRScheduler, ssr: float) -> None:
