@@ -256,6 +256,24 @@ def die(state: State) -> None:
     raise Died
 
 
+def test_an_evaluation_is_no_training_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = itertools.count()
+    monkeypatch.setattr("composer.loop.hosted_run.time.perf_counter", lambda: float(next(clock)))
+    run = make(max_duration="2ba")
+    run.begin_fit()
+    for batch in run.epoch():
+        run.backward(run.loss(batch))
+        with run.evaluation(batches()):
+            next(itertools.islice(clock, 1000, None))
+        run.step()
+        with run.evaluation(batches()):
+            next(itertools.islice(clock, 1000, None))
+    run.end_fit()
+
+    assert run.state.timestamp.batches == 2
+    assert run.state.timestamp.total_seconds < 100
+
+
 def test_an_evaluation_that_fails_leaves_the_weights_of_training() -> None:
     expected = train(make(network(0.5)))
     recorder = Recorder()

@@ -915,6 +915,7 @@ class HostedRun:
         self._require("begin_evaluation", _READY, _FIT, _EPOCH, _GRADIENTS, hint=hint)
         self._random.leave()
         self._before_evaluation, self._phase = self._phase, _EVALUATION
+        self._lap_start -= time.perf_counter()  # `end_evaluation` adds it again: an evaluation is not training time
         self._outer.enter_context(active_dataloader(self.state, dataloader, label))
         try:
             self._driver.begin_evaluations(is_standalone=self._before_evaluation is _READY)
@@ -955,6 +956,7 @@ class HostedRun:
             self._driver.end_evaluations(is_standalone=self._before_evaluation is _READY)
         finally:
             self._outer.close()
+            self._lap_start += time.perf_counter()
             self._phase = self._before_evaluation
 
     # ---- saving and loading ----
