@@ -38,8 +38,8 @@ class Loop:
     def batches(self, number: int, seconds: float = 2.0) -> None:
         for _ in range(number):
             self.engine.run_event("batch_start")
-            self.clock.now += 50 if self.state.timestamp.batch == "0ba" else seconds
-            self.state.timestamp = self.state.timestamp.to_next_batch(4)
+            duration = 50 if self.state.timestamp.batch == "0ba" else seconds
+            self.state.timestamp = self.state.timestamp.to_next_batch(4, duration=duration)
             self.engine.run_event("batch_end")
 
     def evaluate(self, label: str = "eval") -> None:
@@ -96,15 +96,10 @@ def test_evaluators_are_told_apart_and_never_run_more_often_than_once_per_batch(
     assert estimator.eval_frequency_per_label == {"a": 1.0, "b": 1.0}
 
 
-def test_pauses_and_standalone_evaluations_do_not_count(clock: Any) -> None:
+def test_standalone_evaluations_do_not_count(clock: Any) -> None:
     estimator = RuntimeEstimator(time_unit="seconds")
     loop = Loop(clock, estimator)
-    loop.batches(3)
-    loop.engine.run_event("fit_end")
-    clock.now += 10_000
-    loop.engine.run_event("fit_start")
-    loop.batches(1)
-    assert loop.estimates[-1] == pytest.approx(12.0)
+    loop.batches(4)
     loop.engine.run_event("eval_standalone_start")
     loop.evaluate()
     loop.engine.run_event("eval_standalone_end")
@@ -121,20 +116,28 @@ def test_a_run_that_is_extended_in_another_unit_is_measured_anew(clock: Any) -> 
     assert loop.estimates[-1] == pytest.approx(15 * 4)
 
 
-def test_seconds_are_estimated_by_training_time(clock: Any) -> None:
-    loop = Loop(clock, RuntimeEstimator(skip_batches=0), "100sec")
-    loop.batches(2)
-    assert loop.estimates == []  # this loop does not tell its durations, so there is no progress
+def test_a_run_of_seconds_ends_when_they_are_over(clock: Any) -> None:
+    loop = Loop(clock, RuntimeEstimator(time_unit="seconds"), "100sec")
+    loop.batches(3)
+    assert loop.estimates == pytest.approx([48.0, 46.0])
+
+
+def test_a_loop_that_records_no_durations_gets_no_estimate(clock: Any) -> None:
+    loop = Loop(clock, RuntimeEstimator(skip_batches=0))
+    for _ in range(2):
+        loop.engine.run_event("batch_start")
+        loop.state.timestamp = loop.state.timestamp.to_next_batch(4)
+        loop.engine.run_event("batch_end")
+    assert loop.estimates == []
 
 
 def test_a_run_without_end_warns_once(clock: Any) -> None:
     loop = Loop(clock, RuntimeEstimator(skip_batches=0), max_duration="10ba")
     loop.state._max_duration = None
-    estimator = loop.state.callbacks[0]
-    estimator.batch_start(loop.state, loop.engine.logger)
     with pytest.warns(UserWarning, match="because `max_duration` is not set"):
-        estimator.batch_end(loop.state, loop.engine.logger)
-    estimator.batch_end(loop.state, loop.engine.logger)
+        loop.batches(1)
+    loop.batches(1)
+    assert loop.estimates == []
 
 
 @pytest.mark.parametrize("skipped", [-1, 1.0, True])

@@ -7,24 +7,9 @@ import warnings
 from typing import Any, SupportsIndex
 
 from composer.callbacks._units import seconds_in
-from composer.core import Callback, State, Time, Timestamp, TimeUnit
+from composer.core import Callback, State, Time, Timestamp
 from composer.loggers import Logger
 from composer.utils import int_at_least
-
-
-class _Scale:
-    """The unit in which progress is measured. Epochs of known length are counted in batches."""
-
-    def __init__(self, limit: Time[Any], length: int | None) -> None:
-        self.limit, self.length = limit, length  # batches per epoch
-        self.per_epoch = length if limit.unit is TimeUnit.EPOCH else None
-        self.unit = limit.unit if self.per_epoch is None else TimeUnit.BATCH
-        self.total: float = limit.value if self.per_epoch is None else limit.value * self.per_epoch
-
-    def done(self, now: Timestamp) -> float:
-        if self.per_epoch is not None:
-            return now.epochs * self.per_epoch + now.batches_in_epoch
-        return now.total_seconds if self.unit is TimeUnit.SECOND else now.count(self.unit)
 
 
 class RuntimeEstimator(Callback):
@@ -34,8 +19,10 @@ class RuntimeEstimator(Callback):
     often per batch as up to its last run, each time for its mean duration. Evaluators that have not run yet are not
     included.
 
+    Training time is that of `state.timestamp`: a loop of your own must pass `duration` to `to_next_batch`.
+
     **Events** INIT, FIT_START, BATCH_START, BATCH_END, EVAL_START, EVAL_END; EVAL_STANDALONE_START and _END, between
-    which nothing is measured.
+    which evaluations do not count.
     **Cost** none on the device.
 
     Args:
@@ -59,62 +46,48 @@ class RuntimeEstimator(Callback):
 
     def _reset(self) -> None:
         self._left_to_skip = self.skip_batches
-        self._seconds = self._done = 0.0  # measured time and progress
-        self._batches = 0
-        self._start: tuple[float, float, int] | None = None  # clock, progress and batch of the last measurement
-        self._latest: tuple[float, Timestamp] | None = None  # clock and time of the last batch, if not measured yet
-        self._scale: _Scale | None = None
+        self._limit: Time[Any] | None = None  # the end of the run that the estimate is for
+        self._start: tuple[Timestamp, float] | None = None  # where measuring begins: time, and fraction of the run
         self._first_batch: int | None = None
         self._evals: dict[str, tuple[int, float]] = {}  # number and seconds by label
         self._eval_start: float | None = None
-        self._warned, self._is_training = False, True
+        self._is_training = True
         self.eval_frequency_per_label: dict[str, float] = {}
-
-    # ---- events ----
 
     def init(self, state: State, logger: Logger) -> None:
         self._reset()
         logger.log_hyperparameters({"time/remaining_estimate_unit": self.time_unit})
 
-    def fit_start(self, state: State, logger: Logger) -> None:
-        self._pause()
-        self._is_training = True
-
     def batch_start(self, state: State, logger: Logger) -> None:
         if self._first_batch is None:
             self._first_batch = state.timestamp.batches
-        if self._start is None and self._left_to_skip == 0:
-            self._begin(state)
+            if state.max_duration is None:
+                warnings.warn(
+                    "`RuntimeEstimator` cannot estimate the end of the run, because `max_duration` is not set. Set it.",
+                    stacklevel=2,
+                )
+        if self._left_to_skip == 0 and state.max_duration is not self._limit:
+            self._limit, fraction = state.max_duration, state.get_elapsed_duration()
+            self._start = None if fraction is None else (state.timestamp, fraction.value)
 
     def batch_end(self, state: State, logger: Logger) -> None:
         if self._left_to_skip > 0:
             self._left_to_skip -= 1
             return
-        limit, scale = state.max_duration, self._scale
-        if limit is None:
-            if not self._warned:
-                self._warned = True
-                warnings.warn(
-                    "`RuntimeEstimator` cannot estimate the end of the run, because `max_duration` is not set. Set it.",
-                    stacklevel=2,
-                )
-        elif self._start is None or scale is None or limit is not scale.limit or state._dataloader_len != scale.length:
-            self._begin(state)
-        else:
-            self._latest = (time.perf_counter(), state.timestamp)
-            if logger.destinations:
-                self._measure()
-                self._log(scale.total - self._start[1], logger)
-
-    def _log(self, left: float, logger: Logger) -> None:
-        if self._done <= 0:
+        fraction = state.get_elapsed_duration() if logger.destinations else None
+        if self._start is None or fraction is None or state.max_duration is not self._limit:
             return
-        left = max(0.0, left)
-        seconds = self._seconds / self._done * left
-        batches_left = self._batches / self._done * left
+        start, before = self._start
+        now, done = state.timestamp, fraction.value - before
+        seconds = now.total_seconds - start.total_seconds
+        if seconds <= 0 or done <= 0:  # the loop records no durations, or the length of its first epoch is not known
+            return
+        factor = max(0.0, 1 - fraction.value) / done  # what is left, as a multiple of what was measured
+        estimate = seconds * factor
         for label, (count, spent) in self._evals.items():
-            seconds += self.eval_frequency_per_label[label] * batches_left * spent / count
-        logger.log_metrics({"time/remaining_estimate": seconds / self._divider})
+            evaluations = self.eval_frequency_per_label[label] * (now.batches - start.batches) * factor
+            estimate += evaluations * spent / count
+        logger.log_metrics({"time/remaining_estimate": estimate / self._divider})
 
     def eval_start(self, state: State, logger: Logger) -> None:
         self._eval_start = time.perf_counter()
@@ -124,46 +97,15 @@ class RuntimeEstimator(Callback):
         self._eval_start = None
         if start is None or label is None or self._first_batch is None or not self._is_training:
             return
-        spent = time.perf_counter() - start
-        self._measure()
-        if self._start is not None:  # evaluation is not training time
-            clock, done, batch = self._start
-            self._start = (clock + spent, done, batch)
         count, seconds = self._evals.get(label, (0, 0.0))
-        self._evals[label] = (count + 1, seconds + spent)
+        self._evals[label] = (count + 1, seconds + time.perf_counter() - start)
         batches = state.timestamp.batches - self._first_batch
         self.eval_frequency_per_label[label] = min(1.0, (count + 1) / batches) if batches > 0 else 0.0
 
     def eval_standalone_start(self, state: State, logger: Logger) -> None:
-        self._pause()
         self._is_training = False
 
     def eval_standalone_end(self, state: State, logger: Logger) -> None:
         self._is_training = True
 
-    # ---- measuring ----
-
-    def _begin(self, state: State) -> None:
-        self._measure()
-        if state.max_duration is None:
-            return
-        limit, length = state.max_duration, state._dataloader_len
-        scale = self._scale
-        if scale is None or scale.limit is not limit or scale.length != length:  # progress has another unit now
-            scale = self._scale = _Scale(limit, length)
-            self._seconds, self._done, self._batches = 0.0, 0.0, 0
-        self._start = (time.perf_counter(), scale.done(state.timestamp), state.timestamp.batches)
-
-    def _pause(self) -> None:
-        self._measure()
-        self._start = None
-
-    def _measure(self) -> None:
-        """Add the progress since the last measurement to the totals."""
-        if self._start is None or self._latest is None or self._scale is None:
-            return
-        (clock, done, batch), (now, timestamp) = self._start, self._latest
-        self._start, self._latest = (now, self._scale.done(timestamp), timestamp.batches), None
-        self._seconds += now - clock
-        self._done += self._start[1] - done
-        self._batches += timestamp.batches - batch
+    fit_start = eval_standalone_end  # a standalone evaluation that failed has no end
