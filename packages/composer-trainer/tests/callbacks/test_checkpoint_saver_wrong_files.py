@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,6 @@ import pytest
 from conftest import MakeTrainer
 
 from composer.callbacks import CheckpointSaver
-from composer.checkpoint import load_checkpoint
 from composer.core import State, Time
 from composer.testing import SimpleModel
 
@@ -155,21 +155,13 @@ def test_a_full_disk_does_not_keep_a_run_from_starting(
 
 
 def test_a_path_without_a_checkpoint_is_told(make_trainer: MakeTrainer, tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"`load_path` must be an existing checkpoint, got .*/absent"):
-        make_trainer(load_path=tmp_path / "absent")
     (tmp_path / "link").symlink_to("gone")
-    with pytest.raises(FileNotFoundError, match=r"`load_path` must .* link to a missing file"):
-        make_trainer(load_path=tmp_path / "link")
-    for name in ["x{nope}.pt", "{}.pt"]:
-        with pytest.raises(ValueError, match="`load_path` must"):
-            make_trainer(load_path=str(tmp_path / name))
+    for name in ["absent", "link", "x{nope}.pt", "{}.pt"]:
+        with pytest.raises(FileNotFoundError, match=f"There is no checkpoint .*/{re.escape(name)}'.* a new run starts"):
+            make_trainer(load_path=tmp_path / name)
 
 
 def test_a_folder_without_a_checkpoint_is_told(make_trainer: MakeTrainer, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"`load_path` must be a checkpoint, .* It contains \[\]"):
-        make_trainer(load_path=tmp_path)
     (tmp_path / "ep1.pt").touch()
-    with pytest.raises(ValueError, match=r"`load_path` must be a checkpoint, .* It contains \['ep1.pt'\]"):
-        make_trainer(load_path=tmp_path)
     with pytest.raises(RuntimeError, match=r"is damaged: it is a folder that lacks 'composer_states.pt'"):
-        load_checkpoint(tmp_path, State(model=SimpleModel(), run_name="run"))
+        make_trainer(load_path=tmp_path)

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from composer.callbacks.checkpoint_saver import NOT_RESUMABLE, CheckpointSaver, name_conflict_message
 from composer.checkpoint.durable import follow_link, scratch_folder
 from composer.checkpoint.file import STATES, check_file
-from composer.checkpoint.names import check_pattern, counts_of_name
+from composer.checkpoint.names import counts_of_name
 from composer.checkpoint.ranks import on_first_rank
 from composer.checkpoint.safe_load import CorruptCheckpointError, UnsafeCheckpointError
 from composer.checkpoint.shards import INDEX, check_run, download_run, fetch_run, identify_run, is_sharded_run
@@ -31,31 +31,6 @@ from composer.utils import dist, format_name_with_dist, is_uri, partial_format
 log = logging.getLogger(__name__)
 
 _DEFAULT_SHARD_FOLDER = "ep{epoch}-ba{batch}"  # the name of checkpoints in shards, if this run does not save any
-
-
-def check_load_path(path: str, run_name: str) -> None:
-    """Check that a local path is a checkpoint.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        ValueError: The path has unknown fields, or is a folder without a checkpoint.
-    """
-    if is_uri(path):
-        return
-    file = follow_link(Path(partial_format(path, run_name=run_name, rank=0, local_rank=0, node_rank=0)))
-    if is_sharded_run(file) or file.is_file() or any(file.glob("*.distcp")):
-        return  # reading an incomplete folder of shards explains what is missing
-    if not file.exists():
-        check_pattern("load_path", path, times=False)
-        broken = " It is a link to a missing file." if file.is_symlink() else ""
-        raise FileNotFoundError(
-            f"`load_path` must be an existing checkpoint, got {path!r}. There is no checkpoint {str(file)!r}.{broken} "
-            f"Give the path of one, or leave it out to start a new run."
-        )
-    raise ValueError(
-        f"`load_path` must be a checkpoint, a file or a folder of shards with {STATES!r}, got {path!r}, which is "
-        f"neither. It contains {sorted(entry.name for entry in file.glob('[!.]*'))[:5]}."
-    )
 
 
 def find_checkpoint(

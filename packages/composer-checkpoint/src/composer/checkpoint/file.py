@@ -244,7 +244,9 @@ def _load(path: Path, map_location: str | torch.device = "cpu") -> Any:
 def _unpacked(path: Path) -> Iterator[Path]:
     """Yield the file as torch wrote it, unpacked from its archive if it is in one."""
     if not path.exists():
-        raise FileNotFoundError(f"There is no checkpoint {str(path)!r}.")
+        raise FileNotFoundError(
+            f"There is no checkpoint {str(path)!r}. Give the path of one; without `load_path`, a new run starts."
+        )
     name = path.resolve().name  # a link may have another extension
     if not (is_tar(name) or is_compressed_pt(name)):
         yield path

@@ -225,7 +225,9 @@ def _opened(
     with local_checkpoint(name, object_store, progress_bar) as file:
         validate(str(file))
         if file.is_dir() and not is_sharded_run(file):
-            raise CorruptCheckpointError(file, f"it is a folder that lacks {STATES!r}, which is written last")
+            raise CorruptCheckpointError(
+                file, f"it is a folder that lacks {STATES!r}; a checkpoint in one file is loaded by the file's path"
+            )
         is_in_shards = is_sharded_run(file)
         content = (read_run if is_in_shards else read_file)(file)
         if not isinstance(content, dict) or not ({"state", "rng"} & content.keys()):

@@ -26,7 +26,7 @@ from tqdm import tqdm
 
 from composer import checkpoint
 from composer.callbacks.checkpoint_saver import CheckpointSaver
-from composer.checkpoint.autoresume import check_load_path, find_checkpoint
+from composer.checkpoint.autoresume import find_checkpoint
 from composer.checkpoint.resume import RunProgress
 from composer.checkpoint.storage import without_password
 from composer.core import (
@@ -408,8 +408,6 @@ class TrainerParts:
     def _load_checkpoint(self, path: str, arguments: Arguments) -> None:
         """Load `load_path`; the model is sharded among ranks as soon as its structure is final."""
         state, run_name = self.state, self.state.run_name
-        if arguments.load_object_store is None:
-            check_load_path(path, run_name)
         checkpoint.load_checkpoint(
             path,
             state,
