@@ -20,9 +20,9 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
@@ -34,44 +34,6 @@ from composer.utils import dist, plain_number, reproducibility
 
 _PROGRESS = {"last_epoch", "_last_lr", "_step_count", "base_lrs", "_is_initial", "_get_lr_called_within_step"}
 _VALUES = ("train_metric_values", "eval_metric_values", "total_loss_dict")
-
-
-class Position(Protocol):
-    """The position in the training data."""
-
-    @property
-    def loaded_generators(self) -> list[dict[str, Any]] | None:
-        """The loaded states of the global generators, by rank, until `fit` restores them; None: there are none."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return this rank's position."""
-
-    def load_state_dict(self, saved: list[dict[str, Any]] | None, rng: list[dict[str, Any]] | None) -> None:
-        """Store the positions of all ranks, and the states of their generators, for the next epoch."""
-
-
-class Evaluations(Protocol):
-    """The evaluators of a run."""
-
-    evaluated_at: dict[str, int]
-    """The batch at which each evaluator last ran, by label."""
-
-    restored_at: dict[str, int]
-    """`evaluated_at` of the loaded checkpoint: an evaluator does not run again at that batch."""
-
-
-class Schedules(Protocol):
-    """The schedulers of a run."""
-
-    given_schedulers: Sequence[Any]
-    """The schedulers that the user gave."""
-
-    step_every_batch: bool
-    """True: schedulers are stepped after every batch; False: after every epoch."""
-
-    @property
-    def is_complete(self) -> bool:
-        """True if the training data is given and all schedulers are built."""
 
 
 @dataclass
@@ -110,9 +72,12 @@ class RunProgress:
 
     Args:
         state: The run.
-        settings: The schedulers of the run.
-        loader: The position in the training data.
-        evaluation: The evaluators of the run.
+        settings: The schedulers of the run: `given_schedulers`, those that the user gave; `step_every_batch`, False if
+            they are stepped after every epoch; and `is_complete`, True if the training data is given and all are built.
+        loader: The position in the training data: `state_dict()` of this rank, `load_state_dict(saved, rng)` with those
+            of all ranks and the states of their generators, for the next epoch, and `loaded_generators`.
+        evaluation: The evaluators of the run: `evaluated_at`, the batch at which each last ran, by label, and
+            `restored_at`, that of the loaded checkpoint, at which an evaluator does not run again.
         announce: Shows a message to the user.
         branch_duration: How long the run trains from the checkpoint that it branches off; None: it is not a branch.
 
@@ -124,9 +89,9 @@ class RunProgress:
     def __init__(
         self,
         state: State,
-        settings: Schedules,
-        loader: Position,
-        evaluation: Evaluations,
+        settings: Any,
+        loader: Any,
+        evaluation: Any,
         announce: Callable[[str], None],
         branch_duration: Any = None,
     ) -> None:
@@ -148,7 +113,8 @@ class RunProgress:
     @property
     def loaded_generators(self) -> list[dict[str, Any]] | None:
         """The loaded states of the global generators, by rank, until `fit` restores them; None: there are none."""
-        return self.loader.loaded_generators
+        generators: list[dict[str, Any]] | None = self.loader.loaded_generators
+        return generators
 
     def state_dict(self, gather: bool = True) -> dict[str, Any]:
         """Return the progress; a collective operation with the same result on every rank.
