@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from composer.checkpoint import object_store
 from composer.checkpoint.download import get_file
 from composer.checkpoint.storage import bucket_of, direct_storage, storage_of
 from composer.testing.servers import serve_gcs
@@ -98,10 +96,3 @@ def test_a_volume_of_databricks_needs_another_package(monkeypatch: pytest.Monkey
     with pytest.raises(ModuleNotFoundError, match=r"^dbfs:/Volumes/a needs .* Run `pip install composer-compat`\."):
         storage_of("dbfs:/Volumes/a")
     storage_of("memory://bucket").check_writable()
-
-
-def test_classes_of_vendors_need_another_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "composer.utils.object_store", None)
-    with pytest.raises(ModuleNotFoundError, match="S3ObjectStore` is part of `composer-compat`"):
-        from composer.checkpoint.object_store import S3ObjectStore  # noqa: F401
-    assert not hasattr(object_store, "Nothing")

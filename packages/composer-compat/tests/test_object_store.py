@@ -11,16 +11,15 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 import composer.utils
-from composer.checkpoint.object_store import (
+from composer.checkpoint.storage import StorageError
+from composer.utils import get_file, maybe_create_object_store_from_uri
+from composer.utils.object_store import (
     FsspecObjectStore,
     GCSObjectStore,
     ObjectStore,
     ObjectStoreTransientError,
     S3ObjectStore,
-    maybe_create_object_store_from_uri,
 )
-from composer.checkpoint.storage import StorageError
-from composer.utils import get_file
 
 
 @pytest.fixture(autouse=True)
