@@ -150,7 +150,7 @@ def test_weights_alone_are_saved_and_loaded(make_trainer: MakeTrainer, tmp_path:
     other = make_trainer(load_path=path, load_weights_only=True)
     deep_compare(weights(other), weights(trainer))
     assert other.state.timestamp.batch == 0
-    with pytest.raises(ValueError, match="holds the weights only"):
+    with pytest.raises(ValueError, match="holds no `state/timestamp`, like a file of weights"):
         make_trainer(load_path=path)
 
 

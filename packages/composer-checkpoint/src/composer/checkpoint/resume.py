@@ -41,7 +41,7 @@ class _Loaded:
     """The part of a checkpoint that `RunProgress` restores.
 
     Attributes:
-        schedulers: The states of schedulers; None: the checkpoint was saved without them.
+        schedulers: The states of schedulers.
         groups: The parameter groups as they were before loading: a group that is another object afterwards was loaded.
         has_time: The checkpoint has a timestamp.
         options: The settings of each parameter group as loaded; None: the group was not loaded.
@@ -51,7 +51,7 @@ class _Loaded:
         scaler: The state of the gradient scaler; None: there is none, or it is restored.
     """
 
-    schedulers: dict[str, Any] | None = field(default_factory=dict)
+    schedulers: dict[str, Any] = field(default_factory=dict)
     groups: list[dict[str, Any]] = field(default_factory=list)
     has_time: bool = True
     options: list[dict[str, Any] | None] = field(default_factory=list)
@@ -151,9 +151,8 @@ class RunProgress:
     def before_load(self, content: dict[str, Any]) -> None:
         """Set aside the schedulers' states until the run's schedulers are known."""
         saved = content["state"]
-        left_out = "state/schedulers" in content.get("left_out", ())
         self._loaded = _Loaded(
-            schedulers=saved.pop("schedulers", None if left_out else {}),
+            schedulers=saved.pop("schedulers", {}),
             groups=param_groups_of(self.state),
             has_time="timestamp" in saved,
             scaler=saved.get("scaler"),
@@ -164,10 +163,6 @@ class RunProgress:
         loaded = self._loaded
         progress = loaded.progress = dict(content.get("resumption") or {})
         groups = param_groups_of(self.state)
-        if any(
-            path.startswith("state/optimizers/") and "/param_groups" in path for path in content.get("left_out", ())
-        ):
-            loaded.groups = groups
         unchanged = {id(group) for group in loaded.groups}
         loaded.options = [None if id(group) in unchanged else options_of(group) for group in groups]
         loaded.groups = []
@@ -212,7 +207,7 @@ class RunProgress:
             return
         loaded.is_applied = True
         same = not saved or saved["schedulers"] == schedulers
-        if same and state.schedulers and loaded.schedulers is not None:
+        if same and state.schedulers:
             self._restore_schedulers(loaded.schedulers)
         changes = apply_changes(state, self._arguments, saved) if saved else []
         if not same:

@@ -15,16 +15,7 @@ from composer.checkpoint.file import STATES, read_file, write_file
 from composer.checkpoint.names import check_nonempty_path, check_path, get_save_filename
 from composer.checkpoint.ranks import on_each_node
 from composer.checkpoint.safe_load import CorruptCheckpointError, check_loadable
-from composer.checkpoint.selection import (
-    LEFT_OUT,
-    IgnoreKeys,
-    apply_filter,
-    check_complete,
-    drop_dependents,
-    fill_left_out,
-    filter_and_record,
-    warn_left_out,
-)
+from composer.checkpoint.selection import IgnoreKeys, apply_filter, check_complete
 from composer.checkpoint.sharded_tensors import gather_tensors, is_sharded, shard_tensors
 from composer.checkpoint.shards import download_run, fill_shards, is_sharded_run, read_run
 from composer.checkpoint.storage import without_password
@@ -87,8 +78,6 @@ def collect(
 ) -> dict[str, Any]:
     """Return the content of a checkpoint: `state`, `has_checksum` and, unless `weights_only`, `rng` and `resumption`.
 
-    If `ignore_keys` leaves something out, `left_out` lists its paths.
-
     Tensors are the run's own, not copies, except those that are sharded among ranks: with `gather` they are gathered on
     the host. A collective operation.
     """
@@ -101,8 +90,7 @@ def collect(
         content["rng"] = getattr(part, "loaded_generators", None) or reproducibility.get_rng_state()
         if part is not None:
             content["resumption"] = part.state_dict()
-    if ignore_keys is not None:
-        filter_and_record(ignore_keys, content)
+    apply_filter(ignore_keys, content)
     return gather_tensors(content) if gather and state.fsdp_enabled else content
 
 
@@ -124,8 +112,9 @@ def load_checkpoint(
 
     For the folders that `save_checkpoint_to_disk` writes, there is `composer.checkpoint.load.load_checkpoint`.
 
-    The file is checked before anything of it is interpreted, and loading runs no code from it. Parts that it was saved
-    without (`save_ignore_keys`) are unchanged in `state`, with a warning.
+    The file is checked before anything of it is interpreted, and loading runs no code from it. If it was saved without
+    the model, the optimizers or the state of another object (`save_ignore_keys`), these are unchanged in `state`, with
+    a warning.
 
     Args:
         path: A local path or a URI; may hold `{run_name}`, and `{rank}` for runs whose first rank wrote.
@@ -150,19 +139,16 @@ def load_checkpoint(
         CorruptCheckpointError: The file is incomplete or modified.
         UnsafeCheckpointError: It holds types whose loading could run code.
         TypeError: `state` is not a `State`, or `path` is not a path.
-        ValueError: `path` is empty; or the file lacks the model, the time or the optimizers, and they were not left out
-            on purpose.
+        ValueError: `path` is empty; or the file lacks the timestamp, or with `load_weights_only` the model.
         RuntimeError: The model's keys do not match, or ranks loaded different files.
     """
     check_nonempty_path("path", path)
     _check_state(state)
     with _opened(path, state.run_name, object_store, progress_bar) as (content, is_in_shards):
-        left_out = content.pop(LEFT_OUT, [])
-        check_complete(os.fspath(path), content, left_out, state, load_weights_only)
+        check_complete(os.fspath(path), content, state, load_weights_only)
         ignored = {*content.get("state", {}).get("model", ())}
         apply_filter(ignore_keys, content)
         ignored -= {*content.get("state", {}).get("model", ())}
-        drop_dependents(content, left_out)
         if load_weights_only:
             content.get("state", {}).pop("optimizers", None)
         if "model" in content.get("state", {}):
@@ -173,8 +159,6 @@ def load_checkpoint(
             shard()
         if is_in_shards or any(map(is_sharded, state.model.parameters())):
             _shard_content(content, state)
-    if left_out:
-        warn_left_out(os.fspath(path), left_out)
     saved, unknown = content.get("state"), ignored
     if ignored:  # the model keeps its own values; names that it does not have yet stay unknown
         own = state.get_model_state_dict()
@@ -183,14 +167,11 @@ def load_checkpoint(
     if saved is None:
         log.info("Nothing is loaded from %s: all parts are left out.", without_password(os.fspath(path)))
         return None
-    if left_out:
-        fill_left_out(state, saved, left_out)
     strict = strict_model_weights and not unknown
     if load_weights_only:
         if "model" in saved:
             state.load_model_state(saved, logger, strict, exclude_algorithms, algorithm_passes)
         return None
-    content[LEFT_OUT] = left_out
     part = state.resumption
     if part is not None:
         part.before_load(content)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import fnmatch
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from composer.checkpoint.storage import without_password
 from composer.core.saving import upgrade_state_dict
-from composer.utils import STR_TO_DTYPE, dist, ensure_tuple
+from composer.utils import STR_TO_DTYPE, ensure_tuple
 
 if TYPE_CHECKING:
     from composer.core import State
@@ -139,117 +139,31 @@ def _remove(tree: Any, prefix: str, patterns: Sequence[str], matched: set[str]) 
             _remove(value, f"{path}/", patterns, matched)
 
 
-LEFT_OUT = "left_out"
-_SHOWN = 5
-
-
-def filter_and_record(ignore_keys: IgnoreKeys, content: dict[str, Any]) -> None:
-    """Remove the parts that `ignore_keys` selects from a checkpoint to save, and record their paths in it.
-
-    The list, `left_out`, is short: if a part is removed completely, it holds only the path of the part.
-    """
-    before = list(_paths(content))
-    apply_filter(ignore_keys, content)
-    after, removed = {*_paths(content)}, list[str]()
-    for path in before:
-        if path not in after and not (removed and path.startswith(f"{removed[-1]}/")):
-            removed.append(path)
-    if removed:
-        content[LEFT_OUT] = removed
-
-
-def check_complete(path: str, content: dict[str, Any], left_out: Iterable[str], state: State, weights: bool) -> None:
-    """Check that a checkpoint holds all parts of a run that were not left out on purpose.
+def check_complete(path: str, content: dict[str, Any], state: State, weights: bool) -> None:
+    """Check that a checkpoint holds what a run needs; a run keeps its own model or optimizers, with a warning.
 
     Args:
         path: Its path, for the message.
-        content: The checkpoint.
-        left_out: The paths that it was saved without.
+        content: The checkpoint; an empty part that the run keeps is removed.
         state: The run, with the attributes it saves.
         weights: True if only the weights are loaded.
 
     Raises:
-        ValueError: A part is missing.
+        ValueError: It has no timestamp; or no model, and only the weights are loaded.
     """
-    saved = upgrade_state_dict(content.get("state") or {})
-    left_out_paths = {*left_out}
-    if "state" in left_out_paths:
-        return
-    written_by_us = bool(content.get("has_checksum"))  # files of other programs have no `left_out`
-    required = ("model",) if weights else ("model", "timestamp", "optimizers") if written_by_us else ("timestamp",)
-    missing = [
-        part
-        for part in required
-        if part in state.serialized_attributes and part not in saved and f"state/{part}" not in left_out_paths
-    ]
-    shown = without_password(path)
-    if "timestamp" in missing and "model" not in missing:
+    shown, given = without_password(path), content.get("state") or {}
+    saved, attributes = upgrade_state_dict(given), state.serialized_attributes
+    if not weights and "timestamp" in attributes and not saved.get("timestamp"):
         raise ValueError(
-            f"The checkpoint {shown!r} holds the weights only, so a run cannot be resumed from it. Load it with "
-            f"`load_weights_only=True`, which starts training at the beginning with these weights."
+            f"The checkpoint {shown!r} holds no `state/timestamp`, like a file of weights, so a run cannot be resumed "
+            f"from it. Load it with `load_weights_only=True`, which starts training at the beginning with its weights."
         )
+    own = {"model": [*state.model.parameters()], "optimizers": [] if weights else state.optimizers}
+    missing = [part for part, here in own.items() if part in attributes and here and not saved.get(part)]
+    if weights and missing:
+        raise ValueError(f"The checkpoint {shown!r} must hold `state/model`, but does not. Load another one.")
+    for part in missing:
+        given.pop(part, None)
     if missing:
-        raise ValueError(
-            f"The checkpoint {shown!r} must hold {', '.join(f'`state/{part}`' for part in missing)}, but does not, and "
-            f"they were not left out on purpose. Load another one."
-        )
-
-
-def warn_left_out(path: str, left_out: list[str]) -> None:
-    """Warn, on rank 0, that the run keeps its own values of all that a checkpoint was saved without."""
-    if dist.get_global_rank() != 0:
-        return
-    more = f" and {len(left_out) - _SHOWN} more" if len(left_out) > _SHOWN else ""
-    warnings.warn(
-        f"The checkpoint {without_password(path)!r} was saved without {', '.join(map(repr, left_out[:_SHOWN]))}{more}, "
-        f"because of its run's `save_ignore_keys`. This run keeps its own.",
-        stacklevel=5,
-    )
-
-
-def drop_dependents(content: dict[str, Any], left_out: Iterable[str]) -> None:
-    """Remove the rest of parts that are useless without what was left out of them."""
-    for path in left_out:
-        part, _, rest = path.partition("/")
-        if part == "rng":  # one entry per rank: removing one would shift the others
-            content.pop("rng", None)
-        elif part == "resumption":
-            (content.get("resumption") or {}).pop(rest.partition("/")[0], None)
-        elif path == "state/timestamp":  # `resumption` depends on it
-            content.pop("resumption", None)
-        parent, key = _place(content, path)
-        if key in parent and isinstance(parent[key], (dict, list)) and not parent[key]:
-            del parent[key]
-
-
-def fill_left_out(state: State, saved: dict[str, Any], left_out: Iterable[str]) -> None:
-    """Insert the run's own values for what was left out of parts of its state.
-
-    Args:
-        state: The run.
-        saved: The entry `state` of a checkpoint.
-        left_out: The paths that it was saved without. Complete parts, such as `state/optimizers`, are not inserted.
-    """
-    paths = [path.removeprefix("state/") for path in left_out if path.count("/") > 1 and path.startswith("state/")]
-    own = state.state_dict() if paths else {}
-    for path in paths:
-        (there, key), (here, _) = _place(saved, path), _place(own, path)
-        if key in here:
-            there.setdefault(key, here[key])
-
-
-def _paths(tree: Any, start: str = "") -> Iterator[str]:
-    """Yield the paths of all values in nested dicts and lists; an empty container has none."""
-    for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
-        if not isinstance(value, (dict, list)):
-            yield f"{start}{key}"
-        elif inside := [*_paths(value, f"{start}{key}/")]:
-            yield from (f"{start}{key}", *inside)
-
-
-def _place(tree: Any, path: str) -> tuple[dict[Any, Any], str]:
-    """Return the dict that holds the value at a path, empty if there is none, and the value's key in it."""
-    *outer, key = path.split("/")
-    for each in outer:
-        tree = tree.get(each) if isinstance(tree, dict) else None
-    return tree if isinstance(tree, dict) else {}, key
+        names = " and ".join(f"`state/{part}`" for part in missing)
+        warnings.warn(f"The checkpoint {shown!r} holds no {names}. This run keeps its own.", stacklevel=4)

@@ -186,7 +186,8 @@ class Trainer(TrainerParts):
         save_overwrite: Replace newer files of another run in `save_folder` instead of raising an error.
         save_interval: How often to save: a time, or a function of state and event.
         save_weights_only: Save the model only.
-        save_ignore_keys: What not to save, like `load_ignore_keys`.
+        save_ignore_keys: What not to save, like `load_ignore_keys`. A run that loads the file keeps its own model or
+            optimizers; if only some tensors of the model are missing, it needs `load_strict_model_weights=False`.
         save_num_checkpoints_to_keep: The number of newest checkpoints to keep; -1: all.
         save_metrics: Also save the states of metrics.
         save_num_best_checkpoints_to_keep: The number of best checkpoints to keep in addition.
