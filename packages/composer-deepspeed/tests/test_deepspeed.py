@@ -212,6 +212,10 @@ def test_the_model_can_be_copied() -> None:
             {"zero_optimization": {"stage": 1}, "bf16": True},
             "'bf16' must be a dict such as {'enabled': True}, got True",
         ),
+        (
+            {**config(1)["deepspeed"], "train_batch_size": 8, "gradient_accumulation_steps": "auto"},
+            "wrong. 'train_batch_size' must not be there. It follows from the loader .* or write 'auto'.$",
+        ),
         (3, "must be a dict or the path of one, got 3"),
     ],
 )
@@ -245,8 +249,6 @@ def test_a_configuration_may_be_a_file(tmp_path: Path) -> None:
             r"`precision` is 'fp32', but .*'fp16': \{'enabled': True",
         ),
         ({"parallelism": config(1, bf16={"enabled": True})}, r"`precision` is 'fp32', but .*'bf16'"),
-        ({"parallelism": config(1, train_batch_size=8)}, r"'train_batch_size' follows .* and is 16, got 8"),
-        ({"parallelism": config(1, gradient_accumulation_steps=2)}, r"and is 1, got 2"),
         ({"optimizer": "Adafactor"}, r"must treat each weight alike with DeepSpeed, .* got Adafactor. Use AdamW"),
         (
             {"deepspeed_config": config(1)["deepspeed"]},

@@ -35,12 +35,15 @@ _REFUSED = {
 }
 _WHOLE_WEIGHTS = "With stage 3, no rank has whole weights. Use stage 2, or `parallelism_config={'fsdp': {}}`."
 _REFUSED_IN_STAGE_3 = {effects.REPLACES_LOSS: _WHOLE_WEIGHTS, effects.SWAPS_WEIGHTS: _WHOLE_WEIGHTS}
+_SIZE = "It follows from the loader and `device_train_microbatch_size`: leave it out, or write 'auto'."
 _OF_THE_TRAINER = {
     "optimizer": "Give the optimizer to the `Trainer`: `optimizers=...`.",
     "scheduler": "Give schedulers to the `Trainer`: `schedulers=...`.",
     "amp": "Write `precision='amp_fp16'` or 'amp_bf16'.",
+    "train_batch_size": _SIZE,
+    "train_micro_batch_size_per_gpu": _SIZE,
+    "gradient_accumulation_steps": _SIZE,
 }
-_SIZES = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 _DEFAULTS = {
     "gradient_clipping": 0.0,  # DeepSpeed itself clips to 1 if nothing is said
     "steps_per_print": None,
@@ -54,10 +57,10 @@ _PRECISIONS = {Precision.AMP_FP16: "fp16", Precision.AMP_BF16: "bf16"}
 class DeepSpeed(RankStrategy):
     """Divide optimizer states (ZeRO stage 1), gradients (2) and parameters (3) among the ranks, by DeepSpeed.
 
-    `Trainer(parallelism_config={"deepspeed": config})`. The configuration is DeepSpeed's own; what the Trainer knows
-    may be left out or "auto", and must not contradict it: `train_batch_size`, `train_micro_batch_size_per_gpu`,
-    `gradient_accumulation_steps`, "fp16" and "bf16". Sources: Rajbhandari et al., "ZeRO: Memory Optimizations Toward
-    Training Trillion Parameter Models", arXiv:1910.02054; https://www.deepspeed.ai/docs/config-json/.
+    `Trainer(parallelism_config={"deepspeed": config})`. The configuration is DeepSpeed's own, without the sizes of
+    batches, which the Trainer knows: these are left out or "auto". "fp16" and "bf16" must not contradict its precision.
+    Sources: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models",
+    arXiv:1910.02054; https://www.deepspeed.ai/docs/config-json/.
 
     With `precision="amp_bf16"` the weights stay in fp32, as without DeepSpeed; a section "bf16" keeps them in bf16,
     with copies in fp32 in the optimizer. `precision="amp_fp16"` keeps them in fp16, and DeepSpeed scales the loss.
@@ -79,7 +82,7 @@ class DeepSpeed(RankStrategy):
         if not isinstance(config, Mapping):
             raise TypeError(f"The configuration of DeepSpeed must be a dict or the path of one, got {config!r}.")
         self._config: dict[str, Any] = copy.deepcopy({key: value for key, value in config.items() if value != "auto"})
-        problems = [f"{key!r} must not be there. {way}" for key, way in _OF_THE_TRAINER.items() if key in config]
+        problems = [f"{key!r} must not be there. {way}" for key, way in _OF_THE_TRAINER.items() if key in self._config]
         problems += [
             f"{key!r} must be a dict such as {{'enabled': True}}, got {self._config[key]!r}."
             for key in _PRECISIONS.values()
@@ -156,8 +159,7 @@ class DeepSpeed(RankStrategy):
         """Check what the engine needs; it is made by `wrap`, when a checkpoint is loaded.
 
         Raises:
-            ValueError: The run has not one optimizer that treats each weight alike, searches for a microbatch size, or
-                contradicts the configuration.
+            ValueError: The run has not one optimizer that treats each weight alike, or searches for a microbatch size.
         """
         self._state = state
         optimizers = state.optimizers
@@ -174,29 +176,9 @@ class DeepSpeed(RankStrategy):
                 "`device_train_microbatch_size` must not be 'auto' with DeepSpeed, whose gradients of a pass that runs "
                 "out of memory cannot be taken back. Give a number."
             )
-        self._check_batches(state)
-
-    def _check_batches(self, state: State) -> None:
-        """Compare the sizes of batches with the configuration.
-
-        Raises:
-            ValueError: They differ, or cannot be compared yet.
-        """
-        size, micro = getattr(state.train_dataloader, "batch_size", None), state.device_train_microbatch_size
-        micro = size if micro is None else micro
-        known: dict[str, Any] = dict.fromkeys(_SIZES)  # None: the loader has no size, or comes with `fit`
-        if size is not None and micro is not None:
-            known = dict(zip(_SIZES, (size * self.world_size, micro, -(-size // micro)), strict=True))
-        for key, expected in known.items():
-            own = self._config.pop(key, expected)
-            if own != expected:
-                here = "is not known yet" if expected is None else f"is {expected}"
-                raise ValueError(
-                    f"{key!r} follows from the loader and `device_train_microbatch_size` of the `Trainer`, and {here}, "
-                    f"got {own!r}. Leave it out, or write 'auto'."
-                )
+        size = state.device_train_microbatch_size or getattr(state.train_dataloader, "batch_size", None) or 1
+        self._config["train_micro_batch_size_per_gpu"] = int(size)
         # The loop counts batches and weighs microbatches itself, however many there are.
-        self._config |= {"train_micro_batch_size_per_gpu": int(known["train_micro_batch_size_per_gpu"] or 1)}
         self._config |= {"gradient_accumulation_steps": 1, "managed_gradient_accumulation": False}
 
     def wrap(self, model: torch.nn.Module, algorithms: Iterable[Algorithm]) -> torch.nn.Module:
