@@ -126,7 +126,7 @@ def test_training_can_end_at_the_target(run: Any, make_loader: Any, tmp_path: Pa
     assert lines(callback.filename)[-1]["metadata"]["status"] == "success"
 
 
-def test_a_run_that_misses_the_target_is_aborted(run: Any, make_loader: Any, tmp_path: Path, caplog: Any) -> None:
+def test_a_run_that_misses_the_target_is_aborted(run: Any, make_loader: Any, tmp_path: Path) -> None:
     done, callback = record(run, make_loader, tmp_path, *[0.25] * 5)
     done.fit()
     before = lines(callback.filename)
@@ -135,7 +135,6 @@ def test_a_run_that_misses_the_target_is_aborted(run: Any, make_loader: Any, tmp
     assert not callback.success
     assert before[-1]["metadata"]["status"] == "aborted"
     assert lines(callback.filename) == before
-    assert "Only the first call of `fit` is recorded" in caplog.text
     assert is_compliant(callback.filename, tmp_path)
 
 
@@ -206,7 +205,6 @@ def test_an_earlier_result_is_kept(run: Any, tmp_path: Path, caplog: Any) -> Non
 
     assert callback.filename.with_name("result_0.txt.old").read_text() == first != callback.filename.read_text()
     assert "was renamed to result_0.txt.old" in caplog.text
-    assert "There is no metric 'MulticlassAccuracy' of an evaluator 'eval'" in caplog.text
 
 
 def test_what_the_loader_cannot_tell_is_left_out(run: Any, tmp_path: Path, caplog: Any) -> None:
@@ -216,15 +214,6 @@ def test_what_the_loader_cannot_tell_is_left_out(run: Any, tmp_path: Path, caplo
 
     assert not {"train_samples", "global_batch_size"} & dict(events(callback.filename)).keys()  # type: ignore[arg-type]
     assert "is unknown, so it is not recorded" in caplog.text
-
-
-def test_a_resumed_run_says_so(run: Any, tmp_path: Path, caplog: Any) -> None:
-    saved = run([], save_folder=str(tmp_path / "saved"), max_duration="1ep").fit()
-    saved.trainer.close()
-    latest = str(tmp_path / "saved" / "latest-rank0.pt")
-    run(MLPerfCallback(tmp_path, 0), load_path=latest, max_duration="2ep").fit()
-
-    assert "continues from a checkpoint" in caplog.text
 
 
 def test_commands(run: Any, tmp_path: Path) -> None:
@@ -242,7 +231,6 @@ def test_commands(run: Any, tmp_path: Path) -> None:
         ({"status": "soon"}, "`status` must be one of 'onprem', 'cloud', 'preview', 'research', got 'soon'"),
         ({"benchmark": "../x"}, "`benchmark` must be a folder name"),
         ({"system_name": "a b"}, "`system_name` must be a folder name"),
-        ({"submitter": ""}, "`submitter` must be the name"),
     ],
 )
 def test_invalid_arguments_are_refused(tmp_path: Path, arguments: dict[str, Any], match: str) -> None:

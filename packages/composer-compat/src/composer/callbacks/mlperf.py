@@ -19,6 +19,7 @@ import torch
 from composer.core import Callback, State
 from composer.loggers import Logger
 from composer.utils import check_finite, dist, int_at_least, plain_number
+from composer.utils.misc import cpu_model
 
 log = logging.getLogger(__name__)
 
@@ -48,9 +49,9 @@ class MLPerfCallback(Callback):
 
     The log is written with the library `mlperf_logging` and can be checked with its `compliance_checker`. The run
     starts with the first call of `fit` and ends when the metric reaches its target (status "success") or that call
-    returns ("aborted"); later calls are not recorded. The description contains the fields that can be read from the
-    machine; the others are empty and must be filled in by hand. An existing description is not changed. An existing log
-    with this index is renamed to `result_<index>.txt.old`.
+    returns ("aborted"); later calls, and what was trained before a loaded checkpoint, are not recorded. The description
+    contains the fields that can be read from the machine; the others are empty and must be filled in by hand. An
+    existing description is not changed. An existing log with this index is renamed to `result_<index>.txt.old`.
 
     **Events** INIT, FIT_START, EPOCH_START, EPOCH_END, EVAL_START, EVAL_END, FIT_END, CLOSE.
     **Reads** `state.eval_metrics[metric_label][metric_name]`, computed after each evaluation. **Writes** the files, on
@@ -104,7 +105,7 @@ class MLPerfCallback(Callback):
         if host_processors_per_node is not None:
             check_finite(host_processors_per_node=host_processors_per_node)
         number = int_at_least("index", index, 0, hint="It is the number of the run, from 0.")
-        _check_arguments(benchmark, division, status, submitter, system_name)
+        _check_arguments(benchmark, division, status, system_name)
         try:
             self._mllog: Any = import_module("mlperf_logging.mllog.mllog")
         except ModuleNotFoundError as error:
@@ -148,9 +149,8 @@ class MLPerfCallback(Callback):
         description = self.root_folder / "systems" / f"{name}.json"
         if not description.exists():
             description.parent.mkdir(parents=True, exist_ok=True)
-            known = {"submitter": self.submitter, "division": self.division, "status": _STATUS_NAMES[self.status]}
-            system = _describe_system(name, accelerator, self.host_processors_per_node)
-            description.write_text(json.dumps({**known, **system}, indent=4) + "\n", encoding="utf-8")
+            known = self.submitter, self.division, self.status, name, self.host_processors_per_node
+            description.write_text(json.dumps(_describe(accelerator, *known), indent=4) + "\n", encoding="utf-8")
         if self.cache_clear_cmd is not None:
             self._event("cache_clear", True)
         self._event("init_start", kind="start")
@@ -163,17 +163,7 @@ class MLPerfCallback(Callback):
 
     def fit_start(self, state: State, logger: Logger) -> None:
         if self._phase != "before":
-            log.warning("Only the first call of `fit` is recorded for MLPerf. %s does not change.", self.filename)
             return
-        if state.timestamp.batches > 0:
-            log.warning("This run continues from a checkpoint; %s does not contain its earlier part.", self.filename)
-        if self.metric_name not in state.eval_metrics.get(self.metric_label, {}):
-            log.warning(
-                "There is no metric %r of an evaluator %r at the start of training; without it the MLPerf run cannot "
-                "succeed.",
-                self.metric_name,
-                self.metric_label,
-            )
         batch_size = getattr(state.train_dataloader, "batch_size", None)
         evaluated = [e.dataloader.dataloader for e in state.evaluators if e.label == self.metric_label]
         counts = {
@@ -292,8 +282,7 @@ def get_system_description(
     _check_status(status)
     accelerator = _accelerator(torch.cuda.is_available())
     name = system_name or _default_system_name(accelerator)
-    known = {"submitter": submitter, "division": division, "status": _STATUS_NAMES[status]}
-    return {**known, **_describe_system(name, accelerator, host_processors_per_node)}
+    return _describe(accelerator, submitter, division, status, name, host_processors_per_node)
 
 
 def _check_status(status: str) -> None:
@@ -301,15 +290,13 @@ def _check_status(status: str) -> None:
         raise ValueError(f"`status` must be one of {', '.join(map(repr, _STATUS_NAMES))}, got {status!r}.")
 
 
-def _check_arguments(benchmark: str, division: str, status: str, submitter: str, system_name: str | None) -> None:
+def _check_arguments(benchmark: str, division: str, status: str, system_name: str | None) -> None:
     if division != "open":
         raise ValueError(
             f"`division` must be 'open', got {division!r}. The closed division requires hyperparameters of each "
             f"benchmark, which are not recorded."
         )
     _check_status(status)
-    if not submitter:
-        raise ValueError("`submitter` must be the name of an organization, got ''.")
     for argument, name in (("benchmark", benchmark), ("system_name", system_name)):
         if name is not None and not re.fullmatch(r"[\w.+-]+", name):
             raise ValueError(f"`{argument}` must be a folder name without spaces, got {name!r}.")
@@ -331,20 +318,23 @@ def _default_system_name(accelerator: str) -> str:
     return f"{dist.get_world_size()}x{device}_composer"
 
 
-def _describe_system(name: str, accelerator: str, processors: int | None) -> dict[str, str]:
+def _describe(
+    accelerator: str, submitter: str, division: str, status: str, name: str, processors: int | None
+) -> dict[str, str]:
     """Return the fields of a description; unknown fields are empty."""
-    file, info = Path("/proc/cpuinfo"), dict[str, list[str]]()  # the processors; only Linux has this file
-    for line in file.read_text().splitlines() if file.exists() else ():
-        key, _, value = line.partition(":")
-        info.setdefault(key.strip(), []).append(value.strip())
+    listing = Path("/proc/cpuinfo")  # only Linux has it
+    sockets = set(re.findall(r"^physical id.*$", listing.read_text() if listing.exists() else "", re.MULTILINE))
     memory = torch.cuda.get_device_properties(0).total_memory if accelerator else 0
     frequency: Any = psutil.cpu_freq()  # None if it is unknown
     cuda = f", CUDA {torch.version.cuda}" if accelerator else ""
     known: dict[str, object] = {
+        "submitter": submitter,
+        "division": division,
+        "status": _STATUS_NAMES[status],
         "system_name": name,
         "number_of_nodes": dist.get_world_size() // dist.get_local_world_size(),
-        "host_processors_per_node": processors or len(set(info.get("physical id", []))) or "",
-        "host_processor_model_name": next(iter(info.get("model name", [])), platform.processor()),
+        "host_processors_per_node": processors or len(sockets) or "",
+        "host_processor_model_name": cpu_model(),
         "host_processor_core_count": psutil.cpu_count(logical=False) or "",
         "host_processor_vcpu_count": psutil.cpu_count() or "",
         "host_processor_frequency": f"{frequency.max or frequency.current:.0f} MHz" if frequency else "",
