@@ -5,8 +5,6 @@ from __future__ import annotations
 import datetime
 import errno
 import gzip
-import hashlib
-import json
 import os
 import pickle
 import random
@@ -131,31 +129,6 @@ def test_no_corruption_loads(tmp_path: Path) -> None:
             read_file(tmp_path / "a.pt")
 
 
-def seal_of_all_bytes(path: Path) -> None:
-    """Write the checksum that files of the first format have, which is of every byte before it."""
-    footer = b"composer-checkpoint-1 " + json.dumps({"file": path.name}).encode() + b" "
-    data = path.read_bytes()[:-2] + (len(footer) + 64).to_bytes(2, "little") + footer
-    path.write_bytes(data + hashlib.sha256(data).hexdigest().encode())
-
-
-def test_files_of_the_first_format_are_read_and_checked(tmp_path: Path) -> None:
-    path = tmp_path / "a.pt"
-    torch.save(content(), path)
-    seal_of_all_bytes(path)
-    loaded = read_file(path)
-
-    deep_compare(loaded, content())
-    assert check_file(path) == "a.pt"
-    intact = path.read_bytes()
-    choose = random.Random(2)
-    for _ in range(100):
-        changed = bytearray(intact)
-        changed[choose.randrange(len(changed))] ^= 1 << choose.randrange(8)
-        path.write_bytes(changed)
-        with pytest.raises(CorruptCheckpointError, match=r"a\.pt"):
-            read_file(path)
-
-
 def test_checksums_are_the_same_without_the_fast_library(tmp_path: Path) -> None:
     """A file that one machine wrote is checked on another one, for which there is no wheel of isal."""
     write_file(content(), tmp_path / "a.pt")
@@ -174,20 +147,15 @@ print(check_file(sys.argv[1]))
     assert done.stdout == "a.pt\n"
 
 
-def test_without_the_checksums_of_torch_all_bytes_are_covered(tmp_path: Path) -> None:
-    path, crc32 = tmp_path / "a.pt", torch.serialization.get_crc32_options()
+def test_without_the_checksums_of_torch_nothing_is_written(tmp_path: Path) -> None:
+    crc32 = torch.serialization.get_crc32_options()
     torch.serialization.set_crc32_options(False)
     try:
-        write_file(content(), path)
+        with pytest.raises(RuntimeError, match=r"call `torch.serialization.set_crc32_options\(True\)`"):
+            write_file(content(), tmp_path / "a.pt")
     finally:
         torch.serialization.set_crc32_options(crc32)
-    deep_compare(read_file(path), content())
-    data = bytearray(path.read_bytes())
-    data[data.index(b"data/0") + 200] ^= 1
-    path.write_bytes(data)
-
-    with pytest.raises(CorruptCheckpointError, match="checksum does not match"):
-        read_file(path)
+    assert os.listdir(tmp_path) == []
 
 
 def test_a_checkpoint_of_an_unknown_format_is_not_taken_for_a_sound_one(tmp_path: Path) -> None:

@@ -11,9 +11,6 @@ the file to the digest itself: headers, padding, the directory with its CRC-32s,
 are nearly all of the file, are hashed only once, while they are written. A CRC-32 detects every change within 32
 successive bits, and misses one of 4 billion other changes.
 
-Files that begin their comment with `composer-checkpoint-1` have a SHA-256 of all bytes before it. They are still read,
-and are still written if torch was told to compute no CRC-32 (`torch.serialization.set_crc32_options(False)`).
-
 A file is never mapped into memory (`mmap=True` of `torch.load`): bytes could change after they were checked, and if
 another program wrote to the file or truncated it in place, the process would read other values or die of SIGBUS.
 """
@@ -60,8 +57,7 @@ except ImportError:  # there are no wheels for every platform
 STATES = "composer_states.pt"
 """The file with the states in a checkpoint that is an archive or a folder of shards."""
 _TAR_MODES = {"tar": "w", "tgz": "w:gz", "gz": "w:gz", "bz2": "w:bz2", "lzma": "w:xz"}
-_MAGIC = b"composer-checkpoint-"
-_OF_ALL_BYTES, _OUTSIDE_PARTS = b"1 ", b"2 "  # the formats of the checksum
+_MAGIC = b"composer-checkpoint-2 "
 _DIGEST_LENGTH = 64  # hexadecimal digits of a SHA-256
 _COMMENT_LENGTH = 2  # bytes of the last field of a zip archive, the length of its comment
 _BLOCK = 1 << 20
@@ -80,7 +76,10 @@ def write_file(
 
     Raises:
         OSError: It cannot be written; an earlier file of this name is unchanged.
+        RuntimeError: torch was told to compute no CRC-32.
     """
+    if not torch.serialization.get_crc32_options():
+        raise RuntimeError("Checkpoints need torch's CRC-32: call `torch.serialization.set_crc32_options(True)`.")
 
     class NotifyingPickler(PlainPickler):
         def dump(self, value: Any) -> None:
@@ -96,11 +95,10 @@ def write_file(
         if is_packed:
             plain = temporary_path(target)  # next to the target, because that disk needs the space anyway
             stack.callback(plain.unlink, missing_ok=True)
-        has_crc = bool(torch.serialization.get_crc32_options())  # torch may be told to compute none
         pickler: Any = SimpleNamespace(__name__="pickle", Pickler=NotifyingPickler)
         with open(plain, "wb") as file:
             torch.save(content, file, pickle_module=pickler)
-        append_checksum(plain, target.name, has_crc)
+        append_checksum(plain, target.name)
         if is_archive:
             with tarfile.open(temporary, _TAR_MODES[target.suffix[1:]]) as archive:  # type: ignore[call-overload]
                 archive.add(plain, STATES)
@@ -111,19 +109,18 @@ def write_file(
             sync_file(temporary)
 
 
-def append_checksum(path: Path, name: str, has_crc: bool = True) -> None:
+def append_checksum(path: Path, name: str) -> None:
     """Append the checksum to a zip archive without a comment, and flush the file to the disk.
 
     Args:
         path: The archive.
         name: The file name under which it is saved.
-        has_crc: The directory has the CRC-32 of each part; otherwise the checksum covers the parts, too.
     """
-    header = _MAGIC + (_OUTSIDE_PARTS if has_crc else _OF_ALL_BYTES) + json.dumps({"file": name}).encode()
+    header = _MAGIC + json.dumps({"file": name}).encode()
     comment_length = len(header) + 1 + _DIGEST_LENGTH
     tail = comment_length.to_bytes(_COMMENT_LENGTH, "little") + header + b" "
     with open(path, "r+b", buffering=0) as file:
-        parts = parts_of_archive(file, path) if has_crc else {}
+        parts = parts_of_archive(file, path)
         end = file.seek(-_COMMENT_LENGTH, os.SEEK_END)
         digest = _hash(file, end, parts)
         digest.update(tail)
@@ -298,23 +295,19 @@ def _open_checked(path: Path) -> Iterator[tuple[io.BufferedReader, str | None]]:
         raise CorruptCheckpointError(path, "it is empty")
     with open(path, "rb", buffering=0) as raw:
         start = raw.read(4)
-        version, saved_as = _read_footer(raw, size, start)
-        is_pickle = saved_as is None and start[:1] == b"\x80"  # torch before 1.6 wrote pickles, without checksums
-        parts = {}
-        if not is_pickle and version != _OF_ALL_BYTES:
+        saved_as = _read_footer(raw, size, start)
+        if saved_as is not None or start[:1] != b"\x80":  # torch before 1.6 wrote pickles, without checksums
             if start != b"PK\x03\x04" and saved_as is None:
                 raise CorruptCheckpointError(path, "it is neither a zip archive nor a pickle")
-            parts = parts_of_archive(raw, path)
-        if parts or saved_as is not None:
-            actual = _hash(raw, size - _DIGEST_LENGTH, parts, path).hexdigest()
+            actual = _hash(raw, size - _DIGEST_LENGTH, parts_of_archive(raw, path), path).hexdigest()
             if saved_as is not None and actual != raw.read(_DIGEST_LENGTH).decode("latin-1"):
                 raise CorruptCheckpointError(path, "its checksum does not match its content")
         raw.seek(0)
         yield io.BufferedReader(raw), saved_as
 
 
-def _read_footer(file: io.FileIO, size: int, start: bytes) -> tuple[bytes, str | None]:
-    """Return the format of the checksum at the end of a file, and the file name beside it; None without one.
+def _read_footer(file: io.FileIO, size: int, start: bytes) -> str | None:
+    """Return the file name beside the checksum at the end of a file; None without one.
 
     Raises:
         CorruptCheckpointError: There is a comment, but no checksum in it.
@@ -322,17 +315,15 @@ def _read_footer(file: io.FileIO, size: int, start: bytes) -> tuple[bytes, str |
     file.seek(max(0, size - (1 << 16)))
     tail = file.read()
     footer = tail.rfind(_MAGIC)
-    end = footer + len(_MAGIC) + len(_OUTSIDE_PARTS)
-    version = tail[end - len(_OUTSIDE_PARTS) : end]
-    if footer >= 0 and version in (_OF_ALL_BYTES, _OUTSIDE_PARTS):
+    if footer >= 0:
         with suppress(ValueError, RecursionError, LookupError, TypeError):
-            name = json.loads(tail[end : -_DIGEST_LENGTH - 1])["file"]
+            name = json.loads(tail[footer + len(_MAGIC) : -_DIGEST_LENGTH - 1])["file"]
             if isinstance(name, str):
-                return version, name
+                return name
     # Readers of archives ignore a comment that is cut off or altered, but it was a checksum.
     if start == b"PK\x03\x04" and tail[tail.rfind(b"PK\x05\x06") + 20 :] != b"\0\0":
         raise CorruptCheckpointError(file.name, "the checksum at its end is cut off or altered")
-    return b"", None
+    return None
 
 
 def _hash(file: io.FileIO, end: int, parts: Mapping[str, Part], checked: Path | None = None) -> hashlib._Hash:
