@@ -344,7 +344,9 @@ def test_an_upload_cannot_be_cancelled(storage: GatedStorage, file: Callable[[st
         thread.join(20)
 
 
-def test_messages_of_uploads_have_no_passwords(file: Callable[[str], Path], caplog: pytest.LogCaptureFixture) -> None:
+def test_messages_of_uploads_have_no_passwords(
+    file: Callable[[str], Path], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     uri, shown = "memory://me:secret@bucket/run", r"memory://me:\.\.\.@bucket/run"
     assert upload_file(file("a"), uri) == f"{uri}/a.pt"
     with pytest.raises(FileExistsError, match=f"^{shown}/a.pt already exists"):
@@ -355,7 +357,8 @@ def test_messages_of_uploads_have_no_passwords(file: Callable[[str], Path], capl
         uploader.close()
 
     gate = threading.Event()
-    uploader = Uploader(storage_of(uri), timeout=0.05, send=lambda path, name, progress: assert_set(gate))
+    uploader = Uploader(storage_of(uri), timeout=0.05)
+    monkeypatch.setattr(uploader.storage, "upload", lambda path, name, progress: assert_set(gate))
     upload = uploader.upload(file("b"), "b", overwrite=True)
     uploader._finish_at_exit()
     gate.set()

@@ -6,22 +6,19 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from composer.checkpoint.durable import link_or_copy, temporary_path
-from composer.checkpoint.storage import ObjectStoreTransientError, Progress, Storage, storage_of, without_password
+from composer.checkpoint.storage import ObjectStoreTransientError, Storage, storage_of, without_password
 from composer.utils.delivery import DeliveryDeadline, call_at_exit
 
 log = logging.getLogger(__name__)
 
 _PAUSE_SECONDS = 10.0  # between two attempts to upload to a store that is down
-
-Send = Callable[[Path, str, Progress], None]
-"""A function that uploads a file under a name, and reports its progress."""
 
 
 def upload_file(
@@ -121,7 +118,6 @@ class Uploader:
             seconds, or a deadline that is shared with other services; see `composer.utils.delivery.DeliveryDeadline`.
             A part that the store's client reports as sent is progress; a client that reports none is waited for until
             it fails. Then queued uploads are cancelled, and the last line of the log names the local files.
-        send: Uploads a file; None: `storage.upload`.
         rides_out: True if an upload that failed in a way that may be temporary (a lost connection, a busy store) is
             tried again until it succeeds or is given up. False: it has failed.
 
@@ -135,12 +131,11 @@ class Uploader:
         *,
         concurrent: int = 1,
         timeout: float | DeliveryDeadline = 60.0,
-        send: Send | None = None,
         rides_out: bool = False,
     ) -> None:
         if concurrent < 1:
             raise ValueError(f"`concurrent` must be at least 1, got {concurrent!r}.")
-        self.storage, self._send = storage, send or storage.upload
+        self.storage = storage
         self._concurrent, self._rides_out = concurrent, rides_out
         self._deadline = timeout if isinstance(timeout, DeliveryDeadline) else DeliveryDeadline(timeout)
         self._given_up = False
@@ -338,7 +333,7 @@ class Uploader:
                 f"(`save_overwrite=True` for the checkpoints of a Trainer) to replace it, or use another name."
             )
         for _, held, name in upload.files:
-            self._send(held, name, self._progressed)  # returns when the file is complete
+            self.storage.upload(held, name, self._progressed)  # returns when the file is complete
         if upload.link is not None:
             name, text = upload.link
             with self._link_lock:

@@ -80,7 +80,6 @@ class MosaicMLLogger(ServiceLogger):
         self.ignore_keys, self.ignore_exceptions = ensure_tuple(ignore_keys), ignore_exceptions
         self.on_error = "warn" if ignore_exceptions else "raise"
         self.run_name = os.environ.get(RUN_NAME_ENV_VAR)
-        self._ignored: dict[str, bool] = {}  # whether `ignore_keys` matches, by key
         self._unsent: dict[str, Any] = {}  # used by the thread only
         self._savers: list[Any] = []
         self._num_uploaded = 0  # checkpoints
@@ -152,12 +151,11 @@ class MosaicMLLogger(ServiceLogger):
     def _kept(self, values: dict[str, Any]) -> dict[str, Any]:
         if self._sender is None:
             return {}
-        return {key: value for key, value in values.items() if not self._is_ignored(key)}
-
-    def _is_ignored(self, key: str) -> bool:
-        if key not in self._ignored:
-            self._ignored[key] = any(fnmatchcase(key, pattern) for pattern in self.ignore_keys)
-        return self._ignored[key]
+        return {
+            key: value
+            for key, value in values.items()
+            if not any(fnmatchcase(key, pattern) for pattern in self.ignore_keys)
+        }
 
     # ---- events ----
 
