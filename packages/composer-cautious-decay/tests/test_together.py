@@ -134,7 +134,7 @@ def test_the_plan_says_why_the_order_is_what_it_is() -> None:
 
     assert ["Hyperball", "CautiousDecay", "EMA"] == [row.name for row in engine.explain().at(Event.BATCH_END)]
     text = str(engine.explain())
-    assert "Hyperball restores the norms of weights, which CautiousDecay follows" in text
+    assert "Hyperball pins norms, which CautiousDecay follows" in text
 
 
 def test_a_resumed_run_continues_bit_for_bit() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import logging
 import subprocess
@@ -291,32 +292,15 @@ def test_passes_run_on_the_matching_algorithms(recorder: Recorder, passes: Any, 
     assert expected == recorder.ran
 
 
-def test_a_pass_may_add_an_algorithm_that_is_not_of_the_run(recorder: Recorder) -> None:
-    def add(algorithms: Sequence[Algorithm], event: Event) -> Sequence[Algorithm]:
-        return [*algorithms, Named("added", recorder)] if event is Event.BATCH_START else algorithms
-
-    alone = Engine(make_state(), algorithm_passes=add)
-    beside = Engine(make_state(algorithms=[Named("a", recorder)]), algorithm_passes=(add, 0))
-    for engine in (alone, beside):
-        engine.run_event(Event.BATCH_END)
-        traces = engine.run_event(Event.BATCH_START)
-
-    assert recorder.ran == ["added", "a", "added"]
-    assert [(trace.name, trace.order, trace.run) for trace in traces.values()] == [
-        ("Named", 0, True),
-        ("Named", 1, True),
-    ]
-
-
-def test_a_pass_may_add_an_algorithm_where_it_does_not_act_itself(recorder: Recorder) -> None:
+def test_a_pass_returns_algorithms_that_act_there(recorder: Recorder) -> None:
     named = Named("a", recorder)
-
-    def add(algorithms: Sequence[Algorithm], event: Event) -> Sequence[Algorithm]:
-        return [named] if event is Event.EPOCH_END else algorithms
-
-    Engine(make_state(algorithms=[named]), algorithm_passes=add).run_event(Event.EPOCH_END)
-
-    assert recorder.ran == ["a"]
+    for listed in ([named], []):
+        engine = Engine(
+            make_state(algorithms=[named]),
+            algorithm_passes=lambda algorithms, event, listed=listed: [*listed, Named("b", recorder)],
+        )
+        with pytest.raises(ValueError, match=r"A pass must return algorithms that act at Event\.BATCH_START"):
+            engine.run_event(Event.BATCH_START)
 
 
 def test_a_pass_can_be_registered_later(recorder: Recorder) -> None:
@@ -607,3 +591,42 @@ def test_two_attributes_interpolate_loss_are_warned_of(recorder: Recorder) -> No
         algorithm.interpolate_loss = True  # type: ignore[attr-defined]
     with pytest.warns(NotIntendedUseWarning, match=r"which also interpolates loss"):
         Engine(make_state(algorithms=algorithms))
+
+
+class Counting(Algorithm):
+    """Has a state, or none."""
+
+    events = frozenset({Event.BATCH_END})
+
+    def __init__(self, has_state: bool) -> None:
+        self.has_state = has_state
+
+    def apply(self, event: Event, state: State, logger: Logger) -> None: ...
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | ({"count": 1} if self.has_state else {})
+
+
+@pytest.mark.parametrize("event", [Event.FIT_START, Event.EVAL_STANDALONE_START])
+def test_an_algorithm_with_a_state_belongs_to_the_run_that_was_created_last(event: Event) -> None:
+    algorithm = Counting(has_state=True)
+    first, second = (Engine(make_state(algorithms=[algorithm])) for _ in range(2))
+    first.run_event(Event.INIT)
+    first.run_event(event)
+    second.run_event(Event.INIT)
+
+    with pytest.raises(ValueError, match=r"uses the same `Counting` object, .* `algorithms=\[Counting\(\.\.\.\)\]`"):
+        first.run_event(event)
+    second.run_event(event)
+
+
+@pytest.mark.parametrize("share", [lambda algorithm: algorithm, copy.deepcopy])
+def test_algorithms_without_a_state_and_copies_may_be_in_several_runs(share: Any) -> None:
+    algorithm = Counting(has_state=share is copy.deepcopy)
+    first = Engine(make_state(algorithms=[algorithm]))
+    first.run_event(Event.INIT)
+    second = Engine(make_state(algorithms=[share(algorithm)]))
+    second.run_event(Event.INIT)
+
+    first.run_event(Event.FIT_START)
+    second.run_event(Event.FIT_START)

@@ -8,6 +8,7 @@ import inspect
 import math
 import os
 import secrets
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,7 +21,7 @@ from urllib.parse import unquote, urlsplit
 
 from composer.checkpoint.durable import NO_SPACE, replacing, sync_file
 from composer.core import ComposerError
-from composer.utils import check_finite, is_uri, parse_uri
+from composer.utils import check_finite, is_notebook, is_uri, parse_uri
 from composer.utils.file_helpers import without_password as without_password
 
 T = TypeVar("T")
@@ -685,13 +686,13 @@ def showing_progress(progress: Progress, name: str) -> Iterator[Any]:
         name: The name of the file.
     """
     from fsspec.callbacks import Callback, TqdmCallback
-    from tqdm.auto import tqdm
 
     if progress is False:
         yield Callback()
     elif progress is True:
-        options = {"desc": PurePosixPath(name).name, "unit": "B", "unit_scale": True}
-        with TqdmCallback(tqdm_kwargs=options, tqdm_cls=tqdm) as bar:
+        file = sys.stdout if is_notebook() else sys.stderr  # notebooks show stderr as an error
+        options = {"desc": PurePosixPath(name).name, "unit": "B", "unit_scale": True, "file": file}
+        with TqdmCallback(tqdm_kwargs=options) as bar:
             yield bar
     else:
         report, last = progress, (-1, -1)

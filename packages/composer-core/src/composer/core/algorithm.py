@@ -38,6 +38,7 @@ class Algorithm(Serializable, ABC):
 
     events: frozenset[Event] | None = None
     placement: Placement = Placement()
+    _initialized_in: tuple[int, int] | None = None  # the ids of this object and of the state of its last run
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         pass

@@ -274,7 +274,7 @@ class Engine:
                 reason = plan.ordering.why(i, order, acted)
                 note = "" if algorithm.events is not None else " (if `match` returns True)"
                 actors.append(("algorithm", type(algorithm).__name__, reason + note))
-            if self._extra_passes():
+            if any(each not in _DEFAULT_PASSES for each in self.algorithm_passes):
                 actors = [(kind, name, f"{why}; then reordered by custom passes") for kind, name, why in actors]
             callbacks = [
                 ("logger" if isinstance(c, LoggerDestination) else "callback", type(c).__name__, "as listed")
@@ -321,9 +321,6 @@ class Engine:
             self._markers = load("composer.core.profiling", "EventMarkers")(profiler)  # needs composer-profiler
         return self._markers
 
-    def _extra_passes(self) -> list[AlgorithmPass]:
-        return [p for p in self.algorithm_passes if p not in _DEFAULT_PASSES]
-
     def _algorithm_plan(self, event: Event, acted: dict[Event, tuple[int, ...]], markers: Any = None) -> AlgorithmPlan:
         passes = tuple(self.algorithm_passes)
         appended = passes[: len(_DEFAULT_PASSES)] == _DEFAULT_PASSES
@@ -347,10 +344,8 @@ class Engine:
 
             return fail
         markers = None if state.profiler is None else self._event_markers()
-        algorithms = None
-        if self._ordering.algorithms or tuple(self.algorithm_passes) != _DEFAULT_PASSES:
-            plan = self._algorithm_plan(event, acted, markers)
-            algorithms = plan if plan.candidates or self._extra_passes() else None  # passes may add algorithms
+        plan = self._algorithm_plan(event, acted, markers)
+        algorithms = plan if plan.candidates else None
         callbacks = self._callbacks_at(event)
         hooks: list[Callable[[State, Logger], Any]] = [_safe_hook(c, event) for c in callbacks]
         if markers is not None:
@@ -360,6 +355,8 @@ class Engine:
             hooks.insert(0, lambda state, logger: log.debug("%s: Running event", _prefix(event, state)))
         if event is Event.INIT:
             return lambda: _run_init(algorithms, hooks, state, logger)
+        if event in (Event.FIT_START, Event.EVAL_STANDALONE_START) and state.algorithms:
+            hooks.insert(0, _check_owned)
         run = None if algorithms is None else algorithms.compile()
         if hooks:
             run = _then(hooks, run, state, logger)
@@ -487,30 +484,24 @@ class AlgorithmPlan:
         return self.ordering.backward(tuple(sorted(matching)), acted) if self.event.is_after_event else matching
 
     def _apply_passed(self, order: Sequence[int]) -> Traces:
-        """Apply the result of the passes, which may contain algorithms that do not act here or are not in the run."""
-        event, state, logger = self.event, self._state, self._logger
+        """Apply the result of the passes, which may reorder the algorithms or leave some out."""
         algorithms: Sequence[Algorithm] = [self.ordering.algorithms[i] for i in order]
         for algorithm_pass in self._passes:
-            algorithms = algorithm_pass(algorithms, event)
+            algorithms = algorithm_pass(algorithms, self.event)
             if not isinstance(algorithms, Sequence):
                 raise TypeError(
                     f"A pass must return a list of algorithms, got {algorithms!r} from "
                     f"{algorithm_pass!r}. Return its first argument, reordered."
                 )
-        indices = [self._index.get(id(algorithm)) for algorithm in algorithms]
+        indices = tuple(self._index.get(id(algorithm), -1) for algorithm in algorithms)
+        if any(i not in self._keys for i in indices):
+            raise ValueError(
+                f"A pass must return algorithms that act at {self.event}, got {algorithms!r}. Return those that it "
+                f"gets, reordered or without some."
+            )
         if self._remember:
-            self._acted[event] = tuple(i for i in indices if i is not None)
-        if all(i in self._keys for i in indices):
-            return self._calls_in(tuple(i for i in indices if i is not None)).run()
-        traces: Traces = {}
-        for position, (i, algorithm) in enumerate(zip(indices, algorithms, strict=True)):
-            applied = algorithm if i is None else self._applied[i]
-            exit_code = applied.apply(event, state, logger)
-            trace = Trace(type(algorithm).__name__, event, exit_code, position, True)
-            traces[_free_key(str(algorithm), event, traces)] = trace
-        if logger.destinations:
-            logger.log_traces({f"algorithm_traces/{trace.name}/{event}": 1 for trace in traces.values()})
-        return traces
+            self._acted[self.event] = indices
+        return self._calls_in(indices).run()
 
     def _calls_in(self, order: tuple[int, ...]) -> _Calls:
         """Return the calls of the algorithms in an order, which are made once per order."""
@@ -617,9 +608,27 @@ def _run_init(
             )
     for callback in state.callbacks:
         callback._opened_as = id(callback)
+    for algorithm in state.algorithms:
+        algorithm._initialized_in = id(algorithm), id(state)
     for hook in hooks:
         hook(state, logger)
     return {} if algorithms is None else algorithms.compile()()
+
+
+def _check_owned(state: State, logger: Logger) -> None:
+    """Raise ValueError if an algorithm with a state of its own is used by a run that was created later."""
+    for algorithm in state.algorithms:
+        owner = getattr(algorithm, "_initialized_in", None)
+        # A copy has another id: it belongs to no run.
+        if owner is None or owner[0] != id(algorithm) or owner[1] == id(state):
+            continue
+        if algorithm.state_dict().keys() - {"repr"}:
+            name = type(algorithm).__name__
+            raise ValueError(
+                f"`algorithms` must not be shared between runs, but a run that was created later uses the same "
+                f"`{name}` object, and both would change its state. Create one object per run: "
+                f"`algorithms=[{name}(...)]`."
+            )
 
 
 def _prefix(event: Event, state: State) -> str:

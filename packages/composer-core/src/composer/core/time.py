@@ -433,20 +433,16 @@ class Timestamp(Serializable):
         epoch_wct: datetime.timedelta | float | None = None,
         batch_wct: datetime.timedelta | float | None = None,
     ) -> None:
-        counters = {
-            "iteration": iteration,
-            "epoch": epoch,
-            "batch": batch,
-            "sample": sample,
-            "token": token,
-            "epoch_in_iteration": epoch_in_iteration,
-            "token_in_iteration": token_in_iteration,
-            "batch_in_epoch": batch_in_epoch,
-            "sample_in_epoch": sample_in_epoch,
-            "token_in_epoch": token_in_epoch,
-        }
-        for name, count in counters.items():
-            setattr(self, _COUNTERS[name], _count_of(name, count))
+        self.iterations = _count_of("iteration", iteration)
+        self.epochs = _count_of("epoch", epoch)
+        self.batches = _count_of("batch", batch)
+        self.samples = _count_of("sample", sample)
+        self.tokens = _count_of("token", token)
+        self.epochs_in_iteration = _count_of("epoch_in_iteration", epoch_in_iteration)
+        self.tokens_in_iteration = _count_of("token_in_iteration", token_in_iteration)
+        self.batches_in_epoch = _count_of("batch_in_epoch", batch_in_epoch)
+        self.samples_in_epoch = _count_of("sample_in_epoch", sample_in_epoch)
+        self.tokens_in_epoch = _count_of("token_in_epoch", token_in_epoch)
         self.total_seconds = _seconds(total_wct)
         self.iteration_seconds = _seconds(iteration_wct)
         self.epoch_seconds = _seconds(epoch_wct)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -165,12 +166,8 @@ def _map_batch(batch: Any, map_fn: Callable[[torch.Tensor], Any]) -> Any:
     if isinstance(batch, torch.Tensor):
         return map_fn(batch)
     if isinstance(batch, tuple):
-        mapped, is_same = [], True
-        for old in batch:
-            new = map_fn(old) if isinstance(old, torch.Tensor) else _map_batch(old, map_fn)
-            is_same = is_same and new is old
-            mapped.append(new)
-        return batch if is_same else _rebuilt(batch, mapped)
+        mapped = [_map_batch(element, map_fn) for element in batch]
+        return batch if all(map(operator.is_, mapped, batch)) else _rebuilt(batch, mapped)
     if isinstance(batch, Mapping):
         return _rebuilt(batch, {key: _map_batch(value, map_fn) for key, value in batch.items()})
     if isinstance(batch, Sequence) and not isinstance(batch, _STRINGS):

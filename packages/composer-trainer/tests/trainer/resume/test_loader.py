@@ -118,6 +118,7 @@ def test_a_dataset_keeps_a_generator_of_its_own_with_a_state() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # webdataset leaves its files open
+@pytest.mark.filterwarnings("ignore:.*without a length:UserWarning")
 def test_shards_of_webdataset_have_epochs_and_resume(tmp_path: Path) -> None:
     webdataset = pytest.importorskip("webdataset")
     with webdataset.TarWriter(str(tmp_path / "0.tar")) as shard:
