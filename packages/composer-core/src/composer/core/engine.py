@@ -345,7 +345,7 @@ class Engine:
             return fail
         markers = None if state.profiler is None else self._event_markers()
         plan = self._algorithm_plan(event, acted, markers)
-        algorithms = plan if plan.candidates else None
+        algorithms = plan if plan.candidates or plan.passes else None
         callbacks = self._callbacks_at(event)
         hooks: list[Callable[[State, Logger], Any]] = [_safe_hook(c, event) for c in callbacks]
         if markers is not None:
@@ -413,7 +413,7 @@ class AlgorithmPlan:
         applied: Sequence[_Applied] | None = None,
     ) -> None:
         self.event, self.ordering, self._state, self._logger = event, ordering, state, logger
-        self._passes, self._replace, self._acted = tuple(passes), replace, acted
+        self.passes, self._replace, self._acted = tuple(passes), replace, acted
         self._opener = opener_of(event)
         algorithms = ordering.algorithms
         self._applied: Sequence[_Applied] = algorithms if applied is None else applied
@@ -448,13 +448,13 @@ class AlgorithmPlan:
     def compile(self) -> Callable[[], Traces]:
         """Return a function that applies every matching algorithm and returns the traces by `"{algorithm}/{event}"`."""
         if not all(always_matches(self.ordering.algorithms[i]) for i in self.candidates):
-            if len(self.candidates) > 1 or self._passes or self._remember:
+            if len(self.candidates) > 1 or self.passes or self._remember:
                 return self._apply_matching
             # A single algorithm usually does not match, and this is faster than the loop of `_apply_matching`.
             event, state, candidates, apply = self.event, self._state, self.candidates, self._apply_in_order
             ((_, match),) = self._matches
             return lambda: apply(candidates) if match(event, state) else {}
-        if self._passes or self._reorder or self._remember:
+        if self.passes or self._reorder or self._remember:
             return partial(self._apply_in_order, self.candidates)
         return self._calls_in(self._order(self.candidates, ())).run
 
@@ -464,11 +464,11 @@ class AlgorithmPlan:
         for i, match in self._matches:  # a comprehension would be another call, and most match nothing
             if match(event, state):
                 matching = (*matching, i)
-        return self._apply_in_order(matching) if matching or self._passes or self._remember else {}
+        return self._apply_in_order(matching) if matching or self.passes or self._remember else {}
 
     def _apply_in_order(self, matching: tuple[int, ...]) -> Traces:
         acted = self._acted.get(self._opener, ()) if self._reorder and self._opener else ()
-        if self._passes:
+        if self.passes:
             return self._apply_passed(self._order(matching, acted))
         if (matching, acted) not in self._matched:
             self._matched[matching, acted] = self._calls_in(self._order(matching, acted))
@@ -486,7 +486,7 @@ class AlgorithmPlan:
     def _apply_passed(self, order: Sequence[int]) -> Traces:
         """Apply the result of the passes, which may reorder the algorithms or leave some out."""
         algorithms: Sequence[Algorithm] = [self.ordering.algorithms[i] for i in order]
-        for algorithm_pass in self._passes:
+        for algorithm_pass in self.passes:
             algorithms = algorithm_pass(algorithms, self.event)
             if not isinstance(algorithms, Sequence):
                 raise TypeError(
