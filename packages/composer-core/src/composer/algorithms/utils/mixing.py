@@ -94,7 +94,7 @@ def mix_loss(
     """Replace the loss l by `(1 - m) * l + m * l'`, where l' is the loss for the targets of the partners.
 
     Args:
-        state: The state of the run; its model has a method `loss(outputs, batch)`.
+        state: The state of the run; its model has a method `loss(outputs, batch)`, which must read the targets.
         target_key: The key of the targets in the batch, which are not modified.
         indices: The indices of the partners, shape (N,), int64.
         weight: The weight m.
