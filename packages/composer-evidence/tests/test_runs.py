@@ -123,6 +123,8 @@ def test_a_method_that_should_not_be_used_so_says_why() -> None:
 
     assert "`EMA` should not be used together with `SWA`, which also averages weights" in together.message
     assert run(spec(averages=AVERAGES)).message == ""  # each by itself
+    # A method is tried for a few steps, with arguments for all of them.
+    assert run(spec(stack=(("ScheduleFree", {"recalibration_batches": 0, "warmup": "250ba"}),))).message == ""
 
 
 def test_a_run_whose_loss_is_not_finite_has_diverged() -> None:

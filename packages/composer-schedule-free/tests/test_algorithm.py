@@ -13,7 +13,6 @@ import torch
 
 from composer.algorithms.schedule_free import ScheduleFree, ScheduleFreeAdamW, ScheduleFreeSGD
 from composer.algorithms.utils.batchnorm import recalibrate_batchnorm
-from composer.algorithms.warnings import NotIntendedUseWarning
 from composer.core import (
     AVERAGES_WEIGHTS,
     SWAPS_WEIGHTS,
@@ -183,7 +182,7 @@ def test_the_optimizers_are_replaced_and_other_groups_kept(make_run: Any) -> Non
     assert type(first) is ScheduleFreeSGD
     assert isinstance(second, schedulefree.RAdamScheduleFree)
     assert (first.param_groups[0]["lr"], first.param_groups[0]["momentum"]) == (0.1, 0.8)
-    with pytest.warns(NotIntendedUseWarning, match="takes 6 batches, but the run ends before, at '1ba'"):
+    with pytest.warns(UserWarning, match="takes 6 batches, but the run ends before, at '1ba'"):
         run.fit("1ba")
     assert first.param_groups[0]["warmup_steps"] == 6
     assert first.param_groups[0]["scheduled_lr"] == pytest.approx(0.1 / 6)
@@ -266,9 +265,7 @@ def test_a_warmup_in_epochs_needs_their_length(make_run: Any) -> None:
 def test_a_warmup_that_is_longer_than_the_run_raises_a_warning(warmup: str, steps: int, make_run: Any) -> None:
     run = make_run(ScheduleFree(warmup=warmup))
     run.state.max_duration = f"{steps - 1}ba"
-    with pytest.warns(
-        NotIntendedUseWarning, match=f"takes {steps} batches, but the run ends before, at '{steps - 1}ba'"
-    ):
+    with pytest.warns(UserWarning, match=f"takes {steps} batches, but the run ends before, at '{steps - 1}ba'"):
         run.engine.run_event("fit_start")
 
 

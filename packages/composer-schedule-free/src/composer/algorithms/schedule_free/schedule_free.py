@@ -111,7 +111,8 @@ class ScheduleFree(Algorithm):
         TypeError: An argument has another type; at INIT, an optimizer needs a closure, or has modes of its own.
 
     Warns:
-        NotIntendedUseWarning: The learning rate has fallen, or the run ends before the warmup.
+        NotIntendedUseWarning: The learning rate has fallen.
+        UserWarning: The run ends before the warmup.
 
     Example:
         >>> ScheduleFree(warmup="1000ba").swapped
@@ -275,7 +276,6 @@ class ScheduleFree(Algorithm):
             warnings.warn(
                 f"The warmup of `{type(self).__name__}` takes {warmup} batches, but the run ends before, at "
                 f"'{state.max_duration}': the learning rate never reaches its value. Use a shorter warmup.",
-                NotIntendedUseWarning,
                 stacklevel=2,
             )
         left, self._left = self._left, None
