@@ -343,11 +343,10 @@ def conditions(entries: Sequence[dict[str, Any]]) -> str:
     text = f"Metric: {metric.title}, {better} is better; effects are positive where a method is better. On {hardware}."
     if measured:
         plain = measured[-1]["plain"]
-        controls = [c for entry in measured for c in entry["control_scores"].values()]
-        deviation = measured[0]["comparison"]["sd_control"]
+        controls = list({seed: c for entry in measured for seed, c in entry["control_scores"].items()}.values())
         text += (
             f" Plain: {plain['variant']}, {plain['steps']} steps, {_settings(plain['settings'])}; "
-            f"{metric.show(sum(controls) / len(controls), deviation)}."
+            f"{metric.show(float(np.mean(controls)), float(np.std(controls, ddof=1)))}."
         )
     return text
 
