@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from statistics import fmean, stdev
+
 import pytest
 
 from composer.evidence.ledger import PUBLISHED, Ledger
+from composer.evidence.page import conditions, ranked
 from tools.measured import BEGIN, END, NOT_YET, documents, written
 from tools.workspace import ROOT, Workspace
 
@@ -38,3 +41,13 @@ def test_a_new_method_is_not_measured_yet() -> None:
         text = path.read_text(encoding="utf-8")
 
         assert written(text, NOT_YET) == text
+
+
+def test_controls_that_rows_share_count_once() -> None:
+    entries = next(rows for (task, _), rows in ranked([LEDGER]).items() if task == "shakespeare")
+    values: dict[str, float] = {}
+    for entry in entries:
+        values |= entry.get("control_scores", {})
+
+    assert len(values) == 180  # 20 that all rows share, and 20 of each of eight confirmations
+    assert f"; {fmean(values.values()):.4f} +- {stdev(values.values()):.4f}." in conditions(entries)

@@ -212,23 +212,25 @@ def _answer(cards: Mapping[str, tuple[str, str]], tasks: Mapping[tuple[str, str]
     """Return the table that the page begins with: for each kind of data, what is known of each method."""
     rows = []
     for kind in ("images", "tokens"):
-        gains: dict[str, list[str]] = defaultdict(list)
-        tried = set()
+        results: dict[str, dict[str, bool]] = defaultdict(dict)  # by method, then task
         for (task, _), entries in tasks.items():
             for entry in entries:
                 name = entry["method"]
-                if load_task(task).kind != kind or name == "A/A" or entry.get("comparison") is None:
-                    continue
-                tried.add(name)
-                if entry["verdict"]["word"] == "gain":
-                    gains[name].append(task)
-        found = ", ".join(f"{_linked(name, cards)} ({', '.join(where)})" for name, where in gains.items())
-        nothing = sorted(name for name in tried - gains.keys() if name in cards)
-        unknown = sorted(name for name in cards if _kind(name) in (kind, "any") and name not in tried)
+                if load_task(task).kind == kind and name != "A/A" and entry.get("comparison") is not None:
+                    results[name][task] = entry["verdict"]["word"] == "gain"
+        gains = {name: where for name, where in results.items() if any(where.values())}
+        found = ", ".join(f"{_linked(name, cards)} ({_where(where)})" for name, where in gains.items())
+        nothing = sorted(name for name in results.keys() - gains.keys() if name in cards)
+        unknown = sorted(name for name in cards if _kind(name) in (kind, "any") and name not in results)
         rows.append(
             (_TITLES[kind], found, *(", ".join(_linked(name, cards) for name in each) for each in (nothing, unknown)))
         )
     return table(_ANSWER_COLUMNS, rows)
+
+
+def _where(gained: Mapping[str, bool]) -> str:
+    tasks, others = ([task for task, gain in gained.items() if gain is wanted] for wanted in (True, False))
+    return "; ".join([", ".join(tasks), *(f"not on {task}" for task in others)])
 
 
 def _short(verdict: str) -> str:
