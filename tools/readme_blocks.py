@@ -25,7 +25,7 @@ from tools.workspace import PREFIX, ROOT, Workspace
 _FENCE = re.compile(
     r"^(?P<indent> *)```(?P<language>\w*)[^\n]*\n(?P<code>.*?)^(?P=indent)```", re.MULTILINE | re.DOTALL
 )
-_PLAIN = {"cd", "git", "source"}  # commands of the shell that need no check
+_PLAIN = {"cd", "export", "git", "source"}  # commands of the shell that need no check
 _SEPARATORS = {"&&", "||", ";", "|"}
 
 
