@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -236,31 +235,34 @@ def test_the_interval_at_equal_time_covers_the_truth() -> None:
     assert 0.917 <= inside / 400
 
 
-def costs(monkeypatch: pytest.MonkeyPatch, *rounds: list[float]) -> list[steptime.StepTime]:
+def costs(*rounds: list[float]) -> list[steptime.StepTime]:
     """Return the costs of methods from the times of plain, of plain again, and of the methods in each round."""
-
-    def interleave(task: Any, data: Any, specs: Any, block: int, seed: int) -> tuple[np.ndarray, list[float]]:
-        assert {spec.steps for spec in specs} == {10}
-        return np.array(rounds[seed])[:, None, None] * np.ones((1, 4, 2)), [1.0, 1.0, 6.0, 1.5][: len(specs)]
-
-    monkeypatch.setattr(steptime, "_interleave", interleave)
-    monkeypatch.setattr(steptime, "_training_bytes", lambda task, data, spec: 1 + spec.seed)
-    plain, *methods = (RunSpec("", "", "validation", "", 40, seed=seed) for seed in range(len(rounds[0]) - 1))
-    return steptime.step_times(None, None, plain, methods, repeats=len(rounds))  # type: ignore[arg-type]
+    more = {"evaluation": [1.0, 1.0, 6.0, 1.5], "memory": [2, 2, 4, 6]}
+    return steptime.step_times([steptime.Round(times, [2 * time for time in times], **more) for times in rounds])  # type: ignore[arg-type]
 
 
-def test_the_interval_of_a_ratio_is_as_wide_as_the_ratio_of_plain_to_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    found, second = costs(monkeypatch, [1.0, 1.0, 1.2, 2.4], [1.0, 1.05, 1.2, 2.4], [1.0, 0.98, 1.2, 2.4])
+def test_the_interval_of_a_ratio_is_as_wide_as_the_ratio_of_plain_to_itself() -> None:
+    found, second = costs([1.0, 1.0, 1.2, 2.4], [1.0, 1.05, 1.23, 2.46], [1.0, 0.98, 1.188, 2.376])
 
     assert found.ratio == pytest.approx(1.2)
+    assert found.wall_ratio == pytest.approx(1.2)
     assert found.against_itself == (pytest.approx(0.98), pytest.approx(1.05))
     assert (found.low, found.high) == (pytest.approx(1.2 / 1.05), pytest.approx(1.2 * 1.05))
     assert (found.inference, found.memory) == (6.0, 2.0)
+    assert found.rounds == [[1.0, 1.0, 1.2], [1.0, 1.05, 1.23], [1.0, 0.98, 1.188]]
     assert (second.ratio, second.inference, second.memory) == (pytest.approx(2.4), 1.5, 3.0)
+    assert second.rounds[2] == [1.0, 0.98, 2.376]
 
 
-def test_a_ratio_that_varies_too_much_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    (found,) = costs(monkeypatch, [1.0, 1.0, 1.2], [1.0, 1.2, 1.2])
+def test_the_interval_of_a_ratio_is_as_wide_as_its_rounds() -> None:
+    (found,) = costs([1.0, 1.0, 1.2], [2.0, 2.0, 2.2], [3.0, 3.0, 3.3])
+
+    assert found.ratio == pytest.approx(1.1)
+    assert (found.low, found.high) == (pytest.approx(1.1**2 / 1.2), pytest.approx(1.2))
+
+
+def test_a_ratio_that_varies_too_much_is_not_measured() -> None:
+    (found,) = costs([1.0, 1.0, 1.2], [1.0, 1.2, 1.2])
 
     assert found.ratio is None
     assert found.low < 1.1 < found.high
@@ -280,7 +282,8 @@ def test_a_network_that_is_evaluated_like_plains_takes_the_same_time(monkeypatch
         (("GhostBatchNorm", {"ghost_batch_size": 4}),),
     )
     task, specs = tiny(), [RunSpec("", "", "validation", "adamw", 8, stack=stack) for stack in stacks]
-    _, seconds = steptime._interleave(task, task.data(None), specs, 4, 0)
+    found = steptime.measure_round(task, task.data(None), specs[0], specs[2:], seed=0, block=4)
+    seconds = found.evaluation
 
     assert seconds[1:4] == [seconds[0]] * 3
     assert seconds[4] != seconds[0]

@@ -139,7 +139,7 @@ _NUMBERS = {
     "num_stack_seeds": ("--stack-seeds", "runs of each candidate (default: 4)"),
     "num_ladder_seeds": ("--ladder-seeds", "runs of each rung (default: 10)"),
     "num_curves": ("--curves", "runs with a learning curve (default: 0)"),
-    "repeats": ("--repeats", "pairs of runs for a ratio of step times (default: 3; 0: none)"),
+    "repeats": ("--repeats", "processes that measure step times (default: 3; 0: none)"),
 }
 """Field of a plan -> its option and its help."""
 

@@ -1,4 +1,4 @@
-"""The cost of methods: times of runs that alternate with plain in one process, an evaluation, and memory."""
+"""The cost of methods: times of runs that alternate with plain in a process, an evaluation, and memory."""
 
 from __future__ import annotations
 
@@ -30,21 +30,37 @@ _SHORTER = 4  # how much shorter the runs are than those that are compared
 
 
 @dataclass(frozen=True)
+class Round:
+    """The measures of one process: of plain, of plain again, and of each method, in this order.
+
+    Attributes:
+        seconds: Times of their runs by the CPU's clock; on a GPU by the wall clock.
+        wall_seconds: The same by the wall clock.
+        evaluation: Times of an evaluation of each.
+        memory: Bytes that training needs.
+    """
+
+    seconds: list[float]
+    wall_seconds: list[float]
+    evaluation: list[float]
+    memory: list[int]
+
+
+@dataclass(frozen=True)
 class StepTime:
     """Cost of a method, as ratios to plain, which runs twice: the two runs of plain say how much ratios vary here.
 
     Attributes:
-        ratio: The ratio of the times of runs with as many steps, by the CPU's clock (on a GPU by the wall clock).
+        ratio: The ratio of the times of runs with as many steps, the median of all rounds.
             None: not measured, since the interval is too wide.
-        low: Lower end of its interval, as wide as plain's ratio to itself and as the repeats.
+        low: Lower end of its interval, as wide as plain's ratio to itself and as the rounds.
         high: Upper end.
         wall_ratio: The ratio by the wall clock.
         against_itself: The range of the ratios of plain to plain.
         inference: The ratio of the times of an evaluation: 1 for a network that is evaluated like plain's.
         memory: The ratio of the bytes of weights, gradients, states of optimizers and algorithms, and activations that
             are kept for the backward pass.
-        seconds: Time of plain's run.
-        repeats: Number of repeats.
+        rounds: Seconds of plain, of plain again, and of the method, in each round.
     """
 
     ratio: float | None
@@ -54,8 +70,7 @@ class StepTime:
     against_itself: tuple[float, float]
     inference: float
     memory: float
-    seconds: float
-    repeats: int
+    rounds: list[list[float]]
 
 
 def acts_in_training(stack: Sequence[tuple[str, Mapping[str, Any]]]) -> bool:
@@ -93,11 +108,11 @@ class _Turns:
 
 
 class _TurnTimer(Callback):
-    """Take turns of a few batches with the runs of other threads, and measure the time of each turn by both clocks."""
+    """Take turns of a few batches with the runs of other threads, and add up the times of the turns by both clocks."""
 
     def __init__(self, index: int, turns: _Turns, block: int) -> None:
         self._index, self._turns, self._block = index, turns, block
-        self.times: list[tuple[float, float]] = []
+        self.seconds = self.wall_seconds = 0.0
         self._begin = (0.0, 0.0)
 
     def fit_start(self, state: State, logger: Logger) -> None:
@@ -110,22 +125,22 @@ class _TurnTimer(Callback):
             self._wait(state)
 
     def fit_end(self, state: State, logger: Logger) -> None:
-        if state.timestamp.batch.value % self._block:
-            self._take(state)
+        self._take(state)
 
     def _wait(self, state: State) -> None:
         self._turns.wait(self._index)
         self._begin = _clocks(state.device.name)
 
     def _take(self, state: State) -> None:
-        now = _clocks(state.device.name)
-        self.times.append((now[0] - self._begin[0], now[1] - self._begin[1]))
+        seconds, wall_seconds = _clocks(state.device.name)
+        self.seconds += seconds - self._begin[0]
+        self.wall_seconds += wall_seconds - self._begin[1]
 
 
-def step_times(
-    task: Task, data: Any, plain: RunSpec, methods: Sequence[RunSpec], *, repeats: int = 3, block: int = 10
-) -> list[StepTime]:
-    """Train plain, plain again and methods in turns, and return the ratios of their times to plain's.
+def measure_round(
+    task: Task, data: Any, plain: RunSpec, methods: Sequence[RunSpec], *, seed: int, block: int = 10
+) -> Round:
+    """Train plain, plain again and methods in turns, and return their times and what else they cost.
 
     The runs are whole ones with a quarter of the steps, because some methods change the cost of a step in the course of
     a run. Start nothing else meanwhile.
@@ -135,46 +150,55 @@ def step_times(
         data: Its loaded data.
         plain: A run of plain.
         methods: A run of each method with as many steps.
-        repeats: Number of rounds.
+        seed: The seed of all runs; it also says which of them begins.
         block: Steps per turn.
 
     Raises:
         RuntimeError: A run failed.
     """
-    short = [replace(spec, steps=max(1, spec.steps // _SHORTER)) for spec in (plain, plain, *methods)]
-    rounds = [_interleave(task, data, short, block, seed) for seed in range(repeats)]
-    # Of each turn the median of the rounds, summed over turns: shape (runs, clocks).
-    totals = np.median([times for times, _ in rounds], axis=0).sum(axis=1)
-    sums = np.stack([times.sum(axis=1)[:, 0] for times, _ in rounds])  # shape (rounds, runs)
-    evaluated = np.min([seconds for _, seconds in rounds], axis=0)
-    base, bases = totals[:2].mean(axis=0), sums[:, :2].mean(axis=1)
-    itself, memory = sums[:, 1] / sums[:, 0], _training_bytes(task, data, plain)
+    short = [replace(spec, steps=max(1, spec.steps // _SHORTER), seed=seed) for spec in (plain, plain, *methods)]
+    memory = [_training_bytes(task, data, spec) for spec in short[1:]]
+    (seconds, wall_seconds), evaluation = _interleave(task, data, short, block)
+    return Round(seconds, wall_seconds, evaluation, [memory[0], *memory])
+
+
+def step_times(rounds: Sequence[Round]) -> list[StepTime]:
+    """Return the ratios of methods to plain.
+
+    Args:
+        rounds: What processes measured of the same runs, at least one. What is the same in one process, such as where
+            its memory lies, differs in another.
+    """
+    seconds, wall_seconds, evaluation, memory = (
+        np.array([getattr(each, name) for each in rounds])  # shape (rounds, runs)
+        for name in ("seconds", "wall_seconds", "evaluation", "memory")
+    )
+    ratios, wall_ratios = (times / times[:, :2].mean(axis=1, keepdims=True) for times in (seconds, wall_seconds))
+    itself = seconds[:, 1] / seconds[:, 0]
     found = []
-    for run, method in enumerate(methods, start=2):
-        ratio, wall_ratio = (totals[run] / base).tolist()
-        spread = np.concatenate([itself, sums[:, run] / bases / ratio])
-        width = float(np.exp(np.abs(np.log(spread)).max()))
+    for run in range(2, seconds.shape[1]):
+        ratio = float(np.median(ratios[:, run]))
+        width = float(np.exp(np.abs(np.log([*itself, *(ratios[:, run] / ratio)])).max()))
         found.append(
             StepTime(
                 ratio=ratio if width <= _WIDEST else None,
                 low=ratio / width,
                 high=ratio * width,
-                wall_ratio=wall_ratio,
+                wall_ratio=float(np.median(wall_ratios[:, run])),
                 against_itself=(float(itself.min()), float(itself.max())),
-                inference=float(evaluated[run] / evaluated[0]),
-                memory=_training_bytes(task, data, method) / memory,
-                seconds=float(base[0]),
-                repeats=repeats,
+                inference=float(evaluation[:, run].min() / evaluation[:, 0].min()),
+                memory=float(memory[0, run] / memory[0, 0]),
+                rounds=seconds[:, [0, 1, run]].tolist(),
             )
         )
     return found
 
 
 def _interleave(
-    task: Task, data: Any, specs: Sequence[RunSpec], block: int, seed: int
-) -> tuple[np.ndarray, Sequence[float]]:
-    """Train runs in turns; return the times of their turns, shape (runs, turns, clocks), and of an evaluation each."""
-    turns = _Turns(len(specs), seed % len(specs))
+    task: Task, data: Any, specs: Sequence[RunSpec], block: int
+) -> tuple[tuple[list[float], list[float]], list[float]]:
+    """Train runs in turns; return their times by both clocks, and those of an evaluation of each."""
+    turns = _Turns(len(specs), specs[0].seed % len(specs))
     timers = [_TurnTimer(index, turns, block) for index in range(len(specs))]
     problems: list[BaseException] = []
 
@@ -188,8 +212,7 @@ def _interleave(
 
     with ExitStack() as stack:
         runs = [
-            stack.enter_context(_run_of(task, data, replace(spec, seed=seed), timer))
-            for spec, timer in zip(specs, timers, strict=True)
+            stack.enter_context(_run_of(task, data, spec, timer)) for spec, timer in zip(specs, timers, strict=True)
         ]
         threads = [threading.Thread(target=fit, args=(run[0], index)) for index, run in enumerate(runs)]
         for thread in threads:
@@ -198,18 +221,18 @@ def _interleave(
             thread.join()
         if problems:
             raise RuntimeError(f"A run whose time is measured failed: {problems[0]}") from problems[0]
-        seconds: list[float] = []
+        evaluation: list[float] = []
         plain = _layout_of(runs[0][0].state.model)
         for (trainer, _, evaluated), spec in zip(runs, specs, strict=True):
-            if seconds and _layout_of(trainer.state.model) == plain and not acts_in_evaluation(spec.stack):
-                seconds.append(seconds[0])  # by construction, whatever would be measured
+            if evaluation and _layout_of(trainer.state.model) == plain and not acts_in_evaluation(spec.stack):
+                evaluation.append(evaluation[0])  # by construction, whatever would be measured
                 continue
             evaluator = Evaluator(label="time", dataloader=evaluated)
             trainer.eval(eval_dataloader=evaluator, subset_num_batches=1)  # the first batch loads libraries
             begin = _clocks(spec.device)
             trainer.eval(eval_dataloader=evaluator)
-            seconds.append(_clocks(spec.device)[0] - begin[0])
-    return np.array([timer.times for timer in timers]), seconds
+            evaluation.append(_clocks(spec.device)[0] - begin[0])
+    return ([timer.seconds for timer in timers], [timer.wall_seconds for timer in timers]), evaluation
 
 
 def _layout_of(model: torch.nn.Module) -> list[Any]:
@@ -284,8 +307,8 @@ def _clocks(device: str) -> tuple[float, float]:
     return time.process_time(), time.perf_counter()
 
 
-def measure_in_process(reference: str, folder: str | None, texts: Sequence[str], repeats: int, file: str) -> None:
-    """Measure ratios of methods to plain, the first of the specifications, and write them to a file as JSON.
+def measure_in_process(reference: str, folder: str | None, texts: Sequence[str], seed: int, file: str) -> None:
+    """Measure a round of plain, the first of the specifications, and methods, and write it to a file as JSON.
 
     It is the target of a process, and waits until it is alone on this machine.
     """
@@ -295,7 +318,7 @@ def measure_in_process(reference: str, folder: str | None, texts: Sequence[str],
     data = task.data(Path(folder) if folder else None)
     try:
         with hold_machine(alone=True):
-            values: Any = [vars(each) for each in step_times(task, data, plain, methods, repeats=repeats)]
+            values: Any = vars(measure_round(task, data, plain, methods, seed=seed))
     except RuntimeError as error:
         values = {"error": str(error)}
     write_atomically(Path(file), json.dumps(values))

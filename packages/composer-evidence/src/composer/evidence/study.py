@@ -17,7 +17,7 @@ from composer.evidence.run import RunResult, RunSpec, environment
 from composer.evidence.runner import Runner
 from composer.evidence.search import Search, SearchError, search
 from composer.evidence.statistics import ALPHA, Rung, Verdict, at_equal_time, compare, compare_one, time_to_target
-from composer.evidence.steptime import acts_in_training, measure_in_process
+from composer.evidence.steptime import Round, acts_in_training, measure_in_process, step_times
 from composer.evidence.task import Grid, Part, digest
 from composer.evidence.verdicts import verdicts
 
@@ -46,7 +46,7 @@ class Plan:
         num_ladder_seeds: Runs of each rung of a ladder.
         num_curves: Runs of plain and of each method that are evaluated during training on the validation part, for
             curves.
-        repeats: Pairs of runs for a ratio of step times; 0: no ratios.
+        repeats: Processes, each with runs of plain and of the methods, for a ratio of step times; 0: no ratios.
     """
 
     num_seeds: int = 10
@@ -524,18 +524,23 @@ class Study:
             self.runner.say(f"{self.task.name}: times of {', '.join(names)}, alone on this machine")
             file = self.runner.folder / "runs" / f"time-{digest([keys[name] for name in names])}.json"
             texts = [json.dumps(asdict(spec)) for spec in (base, *(specs[name] for name in names))]
-            self.runner.call(measure_in_process, (self.runner.reference, folder, texts, self.plan.repeats, str(file)))
-            values = json.loads(file.read_text(encoding="utf-8"))
-            if "error" in values:
-                self.runner.say(values["error"])
-                groups += [[candidate] for candidate in group] if len(group) > 1 else []
-                continue
-            for candidate, costs in zip(group, values, strict=True):
-                if not acts_in_training(candidate.stack):
-                    costs |= {"ratio": 1.0, "low": 1.0, "high": 1.0}  # by construction, whatever was measured
-                key = keys[candidate.name]
-                self._add("cost", {"method": candidate.name, "specs_hash": key, "step_time": costs, "runs": {}})
-                known[key] = costs
+            rounds: list[Round] = []
+            for seed in range(self.plan.repeats):  # a process each: two processes differ more than two rounds in one
+                self.runner.call(measure_in_process, (self.runner.reference, folder, texts, seed, str(file)))
+                values = json.loads(file.read_text(encoding="utf-8"))
+                if "error" in values:
+                    self.runner.say(values["error"])
+                    groups += [[candidate] for candidate in group] if len(group) > 1 else []
+                    break
+                rounds.append(Round(**values))
+            else:
+                for candidate, times in zip(group, step_times(rounds), strict=True):
+                    # A method that does nothing in training has the ratio 1 by construction, whatever was measured.
+                    one = {} if acts_in_training(candidate.stack) else {"ratio": 1.0, "low": 1.0, "high": 1.0}
+                    costs = {**vars(times), **one}
+                    key = keys[candidate.name]
+                    self._add("cost", {"method": candidate.name, "specs_hash": key, "step_time": costs, "runs": {}})
+                    known[key] = costs
         return {name: known.get(key) for name, key in keys.items()}
 
     def _costs(
