@@ -245,7 +245,10 @@ def _searches(entries: Sequence[dict[str, Any]], metric: Metric) -> Html | None:
     rows = []
     for entry in entries:
         if entry["about"] == "tuning" and entry["score"] is not None:
-            ends = ((entry["at_edge"], "edge of the grid"), (entry.get("at_bound"), "bound of the search"))
+            ends = (  # older searches could end at an edge
+                (entry.get("at_edge"), "edge of the grid"),
+                (entry.get("at_bound"), "bound of the search"),
+            )
             notes = [f"{', '.join(names)}: {place}" for names, place in ends if names]
             best = " ".join([_settings(entry["best"]), *(f"({note})" for note in notes)])
             trials = f"{len(entry['trials'])} x {len(entry['seeds'])}"

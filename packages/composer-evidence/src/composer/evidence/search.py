@@ -32,14 +32,12 @@ class Search:
     Attributes:
         best: The best trial.
         trials: All trials, in the order in which they were made.
-        at_edge: Settings whose best value is at the edge of its grid because the trials ran out.
         at_bound: Settings whose best value is at a bound of the search: beyond it may be a better one.
         grid: The values that were tried, with extensions.
     """
 
     best: Trial
     trials: Sequence[Trial]
-    at_edge: Sequence[str]
     at_bound: Sequence[str]
     grid: Mapping[str, Sequence[Any]]
 
@@ -65,7 +63,8 @@ def search(
         start: Values of the settings to begin with.
         evaluate: Returns a score for each of some points, which may be trained in parallel; NaN for a point that fails.
         higher_is_better: True for accuracies, False for losses.
-        max_trials: The most points to evaluate. None: no limit.
+        max_trials: The most points to evaluate, besides those that extend a grid: a search that ends at an edge says
+            nothing. None: no limit.
 
     Raises:
         SearchError: All trials failed.
@@ -74,17 +73,17 @@ def search(
         >>> def far_from_one(points):
         ...     return [abs(math.log2(point["lr"])) for point in points]
         >>> found = search({"lr": Grid((4.0, 8.0))}, {"lr": 4.0}, far_from_one, higher_is_better=False)
-        >>> found.best.point, found.grid["lr"], found.at_edge
-        ({'lr': 1.0}, (0.5, 1.0, 2.0, 4.0, 8.0), ())
+        >>> found.best.point, found.grid["lr"]
+        ({'lr': 1.0}, (0.5, 1.0, 2.0, 4.0, 8.0))
     """
     trials: dict[str, Trial] = {}
     sign = 1.0 if higher_is_better else -1.0
 
-    def try_all(points: list[dict[str, Any]]) -> None:
+    def try_all(points: list[dict[str, Any]], limit: int | None = max_trials) -> None:
         new = {_key(point): point for point in points if _key(point) not in trials}
         names = list(new)
-        if max_trials is not None:
-            names = names[: max(0, max_trials - len(trials))]
+        if limit is not None:
+            names = names[: max(0, limit - len(trials))]
         if names:
             for name, score in zip(names, evaluate([new[name] for name in names]), strict=True):
                 trials[name] = Trial(new[name], score)
@@ -107,22 +106,18 @@ def search(
             values = grids[name].values if index == 0 else _beside(grids[name], current[name])
             try_all([{**current, name: value} for value in values])
             while (further := _further(grids[name], best().point[name])) is not None:
-                count = len(trials)
-                try_all([{**current, name: further}])
-                if len(trials) == count:  # no trials left
-                    break
+                try_all([{**current, name: further}], limit=None)
                 grids[name] = replace(grids[name], values=sorted((*grids[name].values, further)))
             current = dict(best().point)
         if current == before or len(grid) == 1:
             break
-    at_edge = tuple(name for name, values in grids.items() if _further(values, current[name]) is not None)
     at_bound = tuple(
         name
         for name, values in grids.items()
         if values.is_numeric and len(values.values) > 1 and current[name] in values.bounds
     )
     tried = {name: tuple(values.values) for name, values in grids.items()}
-    return Search(best(), tuple(trials.values()), at_edge, at_bound, tried)
+    return Search(best(), tuple(trials.values()), at_bound, tried)
 
 
 def _beside(grid: Grid, value: Any) -> Sequence[Any]:

@@ -183,7 +183,7 @@ class Study:
             start: Values of the settings to begin with.
             runs_of: Returns the runs of each of some points, with the label of the score; points may share runs.
             about: Values of the entry.
-            max_trials: The most points to try. None: no limit.
+            max_trials: The most points to try, besides those by which a grid is extended. None: no limit.
         """
         runs: dict[str, None] = {}
 
@@ -205,13 +205,11 @@ class Study:
             "trials": [[dict(trial.point), _number(trial.score)] for trial in found.trials],
             "best": dict(found.best.point),
             "score": found.best.score,
-            "at_edge": list(found.at_edge),
             "at_bound": list(found.at_bound),
             "runs": {"trials": list(runs)},
         }
-        for names, place in ((found.at_edge, "the edge of its grid"), (found.at_bound, "a bound of the search")):
-            if names:
-                self.runner.say(f"{title}: the best {' and '.join(names)} is at {place}")
+        if found.at_bound:
+            self.runner.say(f"{title}: the best {' and '.join(found.at_bound)} is at a bound of the search")
         return self._add("tuning", values), found
 
     def _refuse_divergence(self, values: Mapping[int, float]) -> None:
@@ -368,7 +366,7 @@ class Study:
         return next((self.task.base[member] for member in members if member in self.task.base), plain.variant)
 
     def _tuned(self, name: str, plain: Plain) -> _Candidate:
-        """Tune a method or a stack on validation, with at most as many trials as plain had; its defaults come first."""
+        """Tune a method or a stack on validation, with the trials that plain had; its defaults come first."""
         members = _members(name)
         variant = self._variant_of(members, plain)
         base = plain if variant == plain.variant else self._tuned_variant(variant, 1.0)
